@@ -8,7 +8,8 @@
     python -m benchmarks --part 2/6          the second sixth of the suite, for machines that are quiet only for a while
     python -m benchmarks --page              write the page from the newest result of each workload
 
-Every run is added to bench-results/history.jsonl.
+Every run is added to bench-results/history.jsonl, the means of a run of the suite to benchmarks/history.json, which
+docs/benchmarks-history.svg shows. `strata bench --compare old.json new.json` compares two runs of --json.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import costs
+from benchmarks import costs, history
 from benchmarks.machine import describe, load
 from benchmarks.measure import ROOT, Team, in_process, start_ups
 from benchmarks.registry import Workload, load_workloads
@@ -52,10 +53,15 @@ def main() -> int:
     parser.add_argument("--store", action="store_true", help="store the ratios of this run")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="a part of the suite; writes no page")
     parser.add_argument("--page", action="store_true", help="write the page from the newest results; measures nothing")
+    parser.add_argument("--history", action="store_true", help="show how the ratios went over the runs of the suite")
     parser.add_argument("--no-start-up", action="store_true", help="leave out the start-up of processes")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--list", action="store_true", help="list the workloads and exit")
     options = parser.parse_args()
+    if options.history:
+        history.draw()
+        print(history.picture(history.read()))
+        return 0
     chosen = [w for w in load_workloads().values() if options.only in w.name or options.only == w.group]
     if not options.only and not options.full:
         chosen = [w for w in chosen if w.quick]
@@ -89,6 +95,7 @@ def main() -> int:
         moving = [r for r in run["results"] if r.get("copy")]
         print("\n".join(["", *memory(moving)] if moving else []))
     if options.page or not (options.only or options.check or options.part != "1/1"):
+        history.keep(run)
         (ROOT / "docs/benchmarks.md").write_text(page(run), "utf-8")
         (ROOT / "docs/benchmarks.svg").write_text(picture(run), "utf-8")
     if options.store:

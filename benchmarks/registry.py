@@ -83,6 +83,7 @@ def load_workloads() -> dict[str, Workload]:
     import benchmarks.language  # these register them
     import benchmarks.onnx_models
     import benchmarks.quantised
+    import benchmarks.torch_compile
     import benchmarks.training_steps
     import benchmarks.workloads  # noqa: F401
 

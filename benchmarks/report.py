@@ -60,7 +60,7 @@ def page(run: dict[str, Any]) -> str:
             f"{geometric_mean(values):.2f} (of medians {geometric_mean(medians):.2f}), "
             f"{sum(v < 1 for v in values)} losses, the worst {min(values):.2f}."
         )
-    parts += ["", *by_group(ranked)]
+    parts += ["", "![ratios over the runs of the suite](benchmarks-history.svg)", "", *by_group(ranked)]
     parts += ["", f"## Losses ({len(losses)})", "", *table(losses), "", f"## Wins ({len(wins)})", "", *table(wins), ""]
     moving = [r for r in results if r.get("copy")]
     if moving:

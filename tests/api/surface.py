@@ -31,8 +31,8 @@ from strata.mir import METHODS
 
 MODULES = (
     "cache", "config", "distributed", "hir", "io", "io.onnx", "io.stablehlo", "models", "nn", "nn.initial", "nn.optim",
-    "passes", "runtime", "serving", "tensor.random", "tensor.xp", "tensor.xp.linalg", "tensor.xp.fft", "testing",
-    "transforms",
+    "ort", "passes", "runtime", "sentence_transformers", "serving", "tensor.random", "tensor.xp", "tensor.xp.linalg",
+    "tensor.xp.fft", "testing", "transforms",
 )  # fmt: skip
 
 
@@ -61,10 +61,11 @@ TOO_HOT = {
     "st.Graph.symbols",
     "st.TensorType.symbols",
 }  # Python tells what does not fit their signature
-ON_ARRAYS = re.compile(r"CompiledGraph\.(run_ready|sized)$|Tensor\.results$|take_over$")  # for callers who have checked
+# for callers who have checked
+ON_ARRAYS = re.compile(r"CompiledGraph\.(run_(ready|resident)|takes_over|sized)$|Tensor\.results$|take_over$")
 NO_WAY_BACK = re.compile(  # calls that wait for others, run for ever or work on this very process
     r"serving\.(Server|WorkerPool|ask|replay|Service)|distributed\.(connect|run_members|SocketTransport|Thread|Group|Transport|local)"
-    r"|testing\.|register_backend|models\.Decoder$|passes\.register|models\.Decoder$"
+    r"|ort\.(install|uninstall|set_default_logger)|testing\.|register_backend|models\.Decoder$|passes\.register|models\.Decoder$"
 )
 
 
@@ -97,6 +98,11 @@ def compiled() -> st.CompiledGraph:
     return made
 
 
+def ort_session() -> Any:
+    file = st.onnx.export(lambda x: x * 2.0, None, np.ones((2, 3), "f4"))
+    return st.ort.InferenceSession(file.SerializeToString())
+
+
 def first_of(*args: Any) -> Any:
     return args[0] if args else st.ones((2,))
 
@@ -118,7 +124,9 @@ BASES: dict[str, Callable[[], Any]] = {  # an object of each class whose constru
     "Explanation": lambda: compiled().explain(), "MemoryReport": lambda: compiled().memory,
     "SGD": lambda: st.optim.SGD(0.1), "Adam": lambda: st.optim.Adam(0.1), "AdamW": lambda: st.optim.AdamW(0.1),
     "Lion": lambda: st.optim.Lion(0.1), "Linear": lambda: st.nn.Linear(3, 2),
-    "Sampler": st.models.Sampler,
+    "Sampler": st.models.Sampler, "InferenceSession": ort_session, "IOBinding": lambda: ort_session().io_binding(),
+    "SessionOptions": st.ort.SessionOptions, "RunOptions": st.ort.RunOptions,
+    "OrtValue": lambda: st.ort.OrtValue.ortvalue_from_numpy(np.ones((2, 3), "f4")),
 }  # fmt: skip
 BY_KIND: dict[str, Callable[[], Any]] = {  # what fits, by a word in an annotation; the first that is in it
     "CompileOptions": st.CompileOptions, "CompiledGraph": compiled, "CompileResult": BASES["CompileResult"],

@@ -182,3 +182,26 @@ def test_the_speed_of_a_copy() -> None:
     from benchmarks.machine import copy_speed
 
     assert copy_speed(1, 1 << 20) > 1e8
+
+
+def test_history_keeps_a_row_for_each_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import history
+
+    monkeypatch.setattr(history, "ROWS", tmp_path / "history.json")
+    monkeypatch.setattr(history, "PICTURE", tmp_path / "history.svg")
+    history.keep(run_of(result("a", 1.0, numpy=2.0), result("b", 1.0, numpy=8.0)))
+    history.keep(run_of(result("a", 1.0, numpy=4.0), result("b", 1.0, numpy=4.0)))
+    (row,) = history.read()  # the same commit again
+    assert row["mean"] == {"1": 4.0}
+    assert row["groups"] == {"rows": {"1": 4.0}}
+    later = run_of(result("a", 1.0, numpy=9.0))
+    later["machine"]["commit"] = "later"
+    history.keep(later)
+    assert [r["mean"]["1"] for r in history.read()] == [4.0, 9.0]
+    assert "polyline" in (tmp_path / "history.svg").read_text()
+
+
+def test_the_picture_of_the_history_is_that_of_its_rows() -> None:
+    from benchmarks import history
+
+    assert history.PICTURE.read_text("utf-8") == history.picture(history.read()).svg(), "python -m benchmarks --history"

@@ -65,6 +65,10 @@ def test_the_page_of_names_says_what_docstrings_say() -> None:
     assert (ROOT / "docs/api.md").read_text("utf-8") == DOCS["api_page"](), "run make docs"
 
 
+def test_the_site_has_every_page() -> None:
+    assert (ROOT / "mkdocs.yml").read_text("utf-8") == DOCS["site_config"](), "run make docs"
+
+
 def test_every_command_is_on_the_page_of_commands() -> None:
     page = (ROOT / "docs/cli.md").read_text("utf-8")
     (commands,) = [a.choices for a in make_parser()._actions if a.dest == "command"]

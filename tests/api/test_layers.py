@@ -38,7 +38,9 @@ ORDER = (
     ("io",),
     ("nn",),
     ("models",),
-    ("serving",),
+    ("finetuning", "quantizing"),
+    ("ort", "sentence_transformers", "torch"),
+    ("serving", "viewer"),
     ("testing",),
     ("cli",),
     ("",),
@@ -51,11 +53,12 @@ ROOMS = {
     "kernel": (
         *(("scalars",), ("ir", "algebra", "text", "nest", "schedule", "order")),
         ("interp", "nans", "verify", "runs", "rewrite", "loop_values"),
-        *(("one_hot_sum",), ("build", "access"), ("inline",), ("passes",), ("choose",), ("legal",), ("search",)),
+        ("one_hot_sum", "contraction"),
+        *(("build", "access"), ("inline",), ("passes",), ("choose",), ("legal",), ("search",)),
     ),
     "ops": (
         *(("base",), ("elementwise",), ("reduce",), ("indexing",), ("random",), ("linalg",), ("conv",), ("quant",)),
-        *(("control",), ("nn",), ("signal",)),
+        *(("control",), ("nn",), ("signal",), ("render",)),
     ),
     "passes": (
         ("base",), ("match",), ("canonicalize",), ("quant",), ("layout",), ("fuse",), ("memory",),
@@ -63,7 +66,9 @@ ROOMS = {
     ),
     "runtime": (("report",), ("compile",), ("storage",), ("execute",), ("cache",)),
     "backends": (
-        ("base",), ("offload",), ("reference",), ("llvm", "stablehlo", "triton", "wgsl"), ("texts", "registry"),
+        *(("resident",), ("base",), ("attention",), ("recipe",), ("driver",), ("pool",), ("entry",)),
+        *(("offload",), ("reference",)),
+        *(("llvm", "stablehlo", "triton", "wgsl"), ("planned",), ("texts", "registry")),
     ),
     "backends/llvm": (
         *(("ir",), ("math",), ("jit",), ("loops",), ("gemm",), ("conv", "attention", "quant", "fft", "linalg")),

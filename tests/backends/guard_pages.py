@@ -68,9 +68,9 @@ class GuardedArena(Arena):
 
     fill = FILLS[0]
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, alignment: int = arena_module.LINE) -> None:
         self.size = max(size, 64)
-        self.bytes = guarded_bytes(self.size, at_end=True, align=arena_module.LINE)
+        self.bytes = guarded_bytes(self.size, at_end=True, align=alignment)
         self.bytes[...] = self.fill
         self.address = int(self.bytes.__array_interface__["data"][0])
 

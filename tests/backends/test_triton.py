@@ -42,9 +42,28 @@ def test_scalar_functions_on_awkward_numbers() -> None:
 
 def test_programs_in_the_interpreter() -> None:
     names = ["a_decoder_for_every_size", "a_training_step", "attention_takes_its_scale_and_softcap", "random_graphs"]
-    names += ["transposes_and_windows"]
+    names += ["transposes_and_windows", "exponentials_of_long_rows"]
     report = suite(*names, interpreted=True, module="triton_programs")
-    assert report.endswith("5 programs in Triton's interpreter agree\n")
+    assert report.endswith("6 programs in Triton's interpreter agree\n")
+
+
+def test_schedules_of_matmuls_in_the_interpreter() -> None:
+    report = suite(interpreted=True, module="triton_schedules")
+    assert re.search(r"^\d+ matmuls by \d+ schedules in Triton's interpreter, 0 wrong", report, re.MULTILINE)
+
+
+def test_attention_in_the_interpreter() -> None:
+    report = suite(interpreted=True, module="triton_attention")
+    assert re.search(r"^\d+ attentions in Triton's interpreter, 0 wrong", report, re.MULTILINE)
+
+
+def test_products_with_quantised_weights_in_the_interpreter() -> None:
+    report = suite("q4_0", "q5_0", "q3k", "q4k", "int4/32", interpreted=True, module="triton_blocks")
+    assert re.search(r"^\d+ products with quantised weights in Triton's interpreter, 0 wrong", report, re.MULTILINE)
+
+
+def test_the_search_for_schedules() -> None:
+    assert suite(interpreted=True, module="triton_tune").endswith("schedules in Triton's interpreter agree\n")
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100", "gfx942"])

@@ -183,6 +183,25 @@ def long_reductions_and_scans() -> None:
         agree(g, {"x": array})
 
 
+def exponentials_of_long_rows() -> None:
+    """Rows that are not held at once: a maximum and a sum in one loop, with infinities, NaN and one of each alone."""
+    inf, nan = float("inf"), float("nan")
+    rows = 20 * RNG.standard_normal((11, 9000)).astype(np.float32)
+    rows[1, 1:], rows[2, :], rows[3, 5], rows[4, 8999], rows[5, 100:] = -inf, -inf, inf, nan, -inf
+    rows[6], rows[7, ::2], rows[8], rows[9, :5000] = -3e38, 3e38, 3e38, -1000
+    for build in (lambda x: ops.softmax(x, axis=-1), lambda x: ops.logsumexp(x, axis=-1), ops.log_softmax):
+        for kind in (f32, bf16):
+            g = Graph("rows")
+            x = g.input("x", kind[rows.shape])
+            g.outputs(build(x))
+            given = {"x": rows.astype(kind.np)}
+            (found,) = run(g, given)
+            with np.errstate(all="ignore"):
+                (wanted,) = evaluate(g, given)
+            close = 1e-5 if kind is f32 else 1e-2
+            np.testing.assert_allclose(found.astype(np.float32), wanted.astype(np.float32), rtol=close, atol=close)
+
+
 def ids_far_and_near() -> None:
     g = Graph("ids")
     table, ids = g.input("table", f32[50, 24]), g.input("ids", i64[sym("N", 0)])
@@ -221,6 +240,7 @@ PROGRAMS: tuple[Callable[[], None], ...] = (
     samples_are_drawn_by_their_probabilities,
     products_of_every_type_and_shape,
     long_reductions_and_scans,
+    exponentials_of_long_rows,
     ids_far_and_near,
     transposes_and_windows,
     random_graphs,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from strata.core import DType, bf16, bool_, c64, c128, f8e4m3, f16, f32, f64, i4, i8, i32, i64, u4, u8, u16, u32
+from strata.ops.quant.schemes import Scheme
 from tests.differential.program import Leaf, Program, Ref, Shape, Size, Step
 
 
@@ -19,7 +20,7 @@ def program(
 
 def leaf(dtype: DType, *shape: str | int, style: str = "plain", data: Any = None, param: bool = False) -> Leaf:
     given = None if data is None else np.array(data).astype(dtype.np)
-    kind: Shape = tuple(shape) if given is None else given.shape
+    kind: Shape = tuple(shape) or (() if given is None else given.shape)
     return Leaf(kind, dtype, style, 1, param, given)
 
 
@@ -38,6 +39,13 @@ def convolving(rank: int, *, padding: int = 1, groups: int = 1, input_dilation: 
     return fields | {"groups": groups, "input_dilation": spread}
 
 
+def _blocks() -> np.ndarray:
+    """Three matrices [32, 2] as GGUF blocks."""
+    made = [Scheme("gguf_q8_0").encode(np.random.default_rng(i).standard_normal((32, 2)))[0] for i in range(3)]
+    return np.concatenate(made)
+
+
+_ROWS = np.random.default_rng(1).standard_normal((2, 2, 4, 1, 2)).round(2)
 V = [Ref(i) for i in range(8)]
 
 REGRESSIONS: dict[str, Program] = {
@@ -193,6 +201,16 @@ REGRESSIONS: dict[str, Program] = {
         leaf(f32, 4, 5, "n"), steps=[Step("sum", (V[0],), (("axis", (0, 1)), ("keepdims", True)))]
     ),
     "the variance of planes": program(leaf(f32, 4, 5, "n"), steps=[Step("var", (V[0],), (("axis", (0, 1)),))]),
+    "groups of channels of one row": program(
+        leaf(f64, 2, 4, "n", 2, data=_ROWS[0]), leaf(f64, 2, 4, "n", 2, data=_ROWS[1]),
+        steps=[at_op("group_norm_backward_gamma", 2, groups=2, eps=1e-5)], n=1,
+    ),
+    "a complex matrix of one column": program(
+        leaf(c64, 5, 3), leaf(c64, 3, "n"), steps=[Step("matmul", (V[0], V[1]))], n=1
+    ),
+    "a complex vector by a matrix": program(
+        leaf(c128, "n", 7), leaf(c128, 7, 4), steps=[Step("matmul", (V[0], V[1]))], n=1
+    ),
     "a complex sum": program(leaf(c128, 7, "n"), steps=[Step("sum", (V[0],), (("axis", None),))], n=17),
     "a row at the least of a row of any length": program(
         leaf(u16, 4, "n"), leaf(u16, 8, 2), n=5, low=1,
@@ -211,5 +229,62 @@ REGRESSIONS: dict[str, Program] = {
     "bins of a length that is not known": program(leaf(f64, 3, "n"), steps=[at_op("rfft", 1)], n=6, low=1),
     "bins of few rows, or many": program(leaf(f32, "n", 256), steps=[at_op("rfft", 1)], n=1),
     "images and weights in one buffer": program(leaf(f32, 1, "n", "n"), steps=[Step("use:convolved", (V[0], 1))]),
+    "a spread of drawn numbers": program(
+        leaf(bool_, "n", "n"), n=16,
+        steps=[Step("use:drawn", (V[0], 341509, "floats")), Step("std", (V[1],), (("axis", None),))],
+    ),
+    "a spread of drawn numbers that are a result": program(
+        leaf(f32, 2, "n"), n=8, outputs=(2, 1),
+        steps=[Step("use:drawn", (V[0], 573987, "floats")), Step("var", (V[1],), (("axis", 1), ("keepdims", True)))],
+    ),
+    "a product of drawn numbers": program(
+        leaf(i8, 3, 3, "n"), n=2,
+        steps=[Step("use:drawn", (V[0], 212945, "floats")), Step("use:gram", (V[1], False))],
+    ),
+    "experts of a few rows": program(
+        leaf(f32, "n", 32), leaf(u8, data=_blocks()), leaf(i64, "n", style="ids"), n=4,
+        steps=[at_op("dequant_grouped_matmul", 3, scheme=Scheme("gguf_q8_0"), n=2)],
+    ),
+    "attention that goes back through a cap": program(
+        leaf(f32, 2, "n", 4, 2), *[leaf(f32, 2, 5, 2, 2)] * 2, leaf(f32, 2, "n", 4, 2), leaf(f32, 1, 1, 1, 5),
+        n=1, outputs=(5,), steps=[
+            at_op("attention_backward", 5, 4, num_heads=4, kv_heads=2, head_dim=2, layout="bshd", mask="bias",
+                  causal=True, softcap=2.0),
+        ],
+    ),
+    "a chain of half precision": program(
+        leaf(bf16, "n", 5), leaf(bf16, 5), n=7, outputs=(6,),
+        steps=[Step("add", (V[0], V[1])), Step("multiply", (V[2], V[0])), Step("tanh", (V[3],)),
+               Step("subtract", (V[4], V[1])), Step("sum", (V[5],), (("axis", 1),))],
+    ),
+    "a product too small to be told from zero": program(
+        leaf(f32, 8, "n", data=[[1.4e-45], [-0.3], [1e-30], [-1e-30], [0.2], [1.0], [-1e-25], [2.0]]), n=1,
+        steps=[Step("use:gram", (V[0], False))],
+    ),
+    "a column of factors for columns": program(
+        leaf(f32, 170, "n"), leaf(f32, 170, 1), n=1,
+        steps=[Step("multiply", (V[0], V[1])), Step("sum", (V[2],), (("axis", None),))],
+    ),
+    "a row of factors for rows": program(
+        leaf(f32, "n", 170), leaf(f32, 1, 170), n=1,
+        steps=[Step("multiply", (V[0], V[1])), Step("sum", (V[2],), (("axis", 1),))],
+    ),
+    "factors of columns": program(
+        leaf(f32, 170, "n"), leaf(f32, "n"), n=1,
+        steps=[Step("multiply", (V[0], V[1])), Step("sum", (V[2],), (("axis", None),))],
+    ),
+    "a slice that may be all": program(
+        leaf(f32, 170, "n"), n=3,
+        steps=[exact("getitem", V[0], (slice(None), slice(None, 3))), Step("sum", (V[1],), (("axis", None),))],
+    ),
+    "which zero is the least": program(
+        leaf(f32, data=[[-0.0, 0.0], [1.0, -1.0]]),
+        steps=[exact("minimum", V[0], 0.0), Step("signbit", (V[1],), exactness="decides")],
+    ),
+    "half precision on a grid": program(
+        leaf(bf16, 2, 3), leaf(bf16, data=[0.322266]), leaf(bf16, 2, 3), steps=[
+            at_op("fake_quantize_lsq_backward_scale", 3, bits=4, axis=None, gradient_factor=True)
+        ],
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

@@ -43,12 +43,12 @@ from strata.io.onnx.handlers import register
 from strata.io.onnx.registry import lookup
 
 register()
-assert lookup("com.microsoft", "GroupNorm", 1).__module__ == "strata.io.onnx.handlers.diffusion"
+assert lookup("org.example", "ComplexMul", 1).__module__ == "strata.io.onnx.handlers.fourier"
 """
 FAMILY = """
-from strata.models.families import DECODERS
+from strata.models.decoders import decoder_family
 
-assert DECODERS["granite"].graph.__module__ == "strata.models.granite"
+assert decoder_family("minicpm").graph.__module__ == "strata.models.decoders.minicpm"
 """
 CASES = {  # what must hold afterwards, the most files that may be touched, and those that `make golden` writes
     "add-an-op.md": (OP, 2, ["docs/ops.md"]),

@@ -97,8 +97,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "padding-checked-by-bucket", CACHES,
-        "name = at, self.session.entry_key(self.session.options), padded",
-        "name = at, self.session.entry_key(self.session.options), frozenset[str]()", machine("BucketMachine", 40),
+        "self.session.entry_key(self.session.options), tuple(sorted(padded.items()))",
+        "self.session.entry_key(self.session.options), ()", machine("BucketMachine", 40),
     ),
     Mutation(
         "padding-cut-by-coincidence", "strata/runtime/execute/padding.py",
@@ -111,7 +111,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "tail-lost-at-fixed-sizes", EXTENT,
-        "return graph._is_static and bool(graph.options.dim_binding)", "return False",
+        "    if not graph._is_static or graph.options.dim_binding:\n        return True\n    return bool(sizes) and",
+        "    if not graph._is_static:\n        return True\n    return False and",
         machine("CompiledGraphMachine"),
     ),
     Mutation(

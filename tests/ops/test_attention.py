@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import strata as st
 from strata import ops
 from strata.core import TensorType, as_dtype, f16, f32, f64, sym
 from strata.errors import OptionError, ShapeError
@@ -250,3 +251,27 @@ def test_a_width_that_is_a_symbol_is_refused_where_heads_cannot_be_told_apart() 
     g.outputs(*AttentionBackward(num_heads=2, kv_heads=1, head_dim=2, layout="bsd")(*inputs))
     with pytest.raises(ShapeError, match="has 6\\*n elements"):
         Session("cpu").compile(g)
+
+
+def test_the_threshold_of_masks_is_a_setting(rng):
+    q, k, v = (rng.standard_normal((2, 5, 8)).astype(np.float32) for _ in range(3))
+    flags = rng.uniform(0, 1, (2, 5)).astype(np.float32)
+    flags[:, 0] = 1
+    plain = st.attention(q, k, v, flags, mask_kind="custom", num_heads=2, layout="bsd").numpy()
+    with st.config.using(attention_mask_threshold=0.8):
+        strict = st.attention(q, k, v, flags, mask_kind="custom", num_heads=2, layout="bsd").numpy()
+    for threshold, made in ((0.5, plain), (0.8, strict)):
+        want = st.attention(q, k, v, flags >= threshold, mask_kind="custom", num_heads=2, layout="bsd").numpy()
+        np.testing.assert_array_equal(made, want)
+    assert np.abs(plain - strict).max() > 1e-3
+
+
+def test_small_weights_are_skipped_if_a_setting_says_so(rng):
+    q, k, v = (rng.standard_normal((1, 6, 8)).astype(np.float32) * 2 for _ in range(3))
+    with st.config.using(attention_score_skip=0.1):
+        made = st.attention(q, k, v, num_heads=1, layout="bsd").numpy()
+    scores = q[0] @ k[0].T / np.sqrt(8)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(made[0], np.where(weights < 0.1, 0, weights) @ v[0], rtol=1e-4, atol=1e-5)
+    assert (weights < 0.1).any()

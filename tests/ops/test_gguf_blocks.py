@@ -10,7 +10,9 @@ from strata import ops
 from strata.errors import OptionError, ShapeError
 from strata.mir import Graph
 from strata.ops.quant import gguf_blocks
-from strata.ops.quant.gguf_blocks import FORMATS, BitField, Bits, BlockFormat, Factor, encode_symmetric
+from strata.ops.quant.gguf_blocks import FORMATS, PACKED, BlockFormat
+from strata.ops.quant.gguf_encoders import encode_symmetric
+from strata.ops.quant.gguf_fields import BitField, Bits, Factor
 from strata.runtime import Session
 
 RNG = np.random.default_rng(5)
@@ -31,7 +33,12 @@ def random_blocks(name: str, rows: int = 6, blocks: int = 3) -> np.ndarray:
     return data.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("name", [n for n in FORMATS if n != "q8k"])
+def test_every_type_of_the_package_is_known() -> None:
+    held = {form.code for form in FORMATS.values()}
+    assert {int(k) for k in quants._type_traits} - {int(Kind.BF16)} <= held
+
+
+@pytest.mark.parametrize("name", [n for n in FORMATS if n not in ("q8k", "q1_0")])
 def test_case_103_decoders_equal_the_gguf_package_bit_for_bit(name) -> None:
     assert (FORMATS[name].elements, FORMATS[name].bytes) == gguf.GGML_QUANT_SIZES[kind(name)]
     data = random_blocks(name)
@@ -88,6 +95,7 @@ def test_a_description_is_all_that_a_format_needs(monkeypatch: pytest.MonkeyPatc
     """Ternary numbers in pairs of bits, which have no entry: arrays, kernels and products read what is described."""
     q = BitField((Bits(2, 0, ((2, 32, 0), (4, 0, 2), (32, 1, 0))),), add=-1)
     monkeypatch.setitem(FORMATS, "tq2_0", BlockFormat("tq2_0", 35, 256, 66, encode_symmetric, Factor(64), q))
+    assert FORMATS["tq2_0"].encode is encode_symmetric
     data = random_blocks("tq2_0", rows=5, blocks=2)
     wanted = quants.dequantize(data, kind("tq2_0"))
     np.testing.assert_array_equal(gguf_blocks.decode(data, "tq2_0"), wanted)
@@ -102,10 +110,10 @@ def test_a_description_is_all_that_a_format_needs(monkeypatch: pytest.MonkeyPatc
         np.testing.assert_allclose(product, rows @ wanted.T, rtol=0, atol=1e-3 * np.abs(product).max())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [n for n, f in (FORMATS | PACKED).items() if isinstance(f.q, BitField)])
 def test_every_bit_of_a_field_has_one_place(name) -> None:
     """Codes that are written come back, and no two numbers share a bit."""
-    form = FORMATS[name]
+    form = (FORMATS | PACKED)[name]
     taken: set[int] = set()
     for field in filter(None, (form.q, form.scales, form.minima)):
         places = [part.places(range(field.count)) for part in field.bits]
@@ -118,8 +126,10 @@ def test_every_bit_of_a_field_has_one_place(name) -> None:
         codes = RNG.integers(0, field.levels, (7, field.count)).astype(np.uint8)
         blocks = np.zeros((7, form.bytes), np.uint8)
         field.write(blocks, codes)
-        numbers = codes.view(np.int8) if field.is_signed else codes
-        np.testing.assert_array_equal(field.read(blocks), numbers.astype(np.float32) + field.add)
+        np.testing.assert_array_equal(field.codes(blocks), codes)
+        if not field.values and not field.float8:
+            numbers = codes.view(np.int8) if field.is_signed else codes
+            np.testing.assert_array_equal(field.read(blocks), numbers.astype(np.float32) * field.times + field.add)
 
 
 def test_mistakes() -> None:

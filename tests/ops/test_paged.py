@@ -200,3 +200,45 @@ def test_mistakes() -> None:
         ops.paged_attention(q, pool, pool, wide, new, table, past, num_heads=2)
     with pytest.raises(DTypeError, match="i64"):
         ops.paged_attention(q, pool, pool, new, new, table, new[:, 0, 0], num_heads=2)
+
+
+# ------------------------------------------------------------------------------------------------------ rows that enter
+
+
+def updated(device: str, dtype: DType = f32) -> CompiledGraph:
+    g = Graph("updated")
+    b, s, p, n = sym("B", 1), sym("S", 1), sym("P", 1), sym("N", 1)
+    pool, new = g.input("pool", (p, PAGE, 8), dtype), g.input("new", (b, s, 8), dtype)
+    table, past = g.input("table", (b, n), i64), g.input("past", (b,), i64)
+    return Session(device).compile(g.outputs(ops.paged_update(pool, new, table, past)))
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference", "xla"])
+def test_new_rows_go_to_their_pages_and_nothing_else_changes(device: str, rng: np.random.Generator) -> None:
+    graph = updated(device)
+    for past, count in (([0, 15, 40], 1), ([3, 16], 33), ([0], 16)):
+        table = rng.permutation(20)[: 5 * len(past)].reshape(len(past), 5).astype(np.int64)
+        pool = rng.standard_normal((20, PAGE, 8)).astype(np.float32)
+        new = rng.standard_normal((len(past), count, 8)).astype(np.float32)
+        want = pool.copy()
+        for b, first in enumerate(past):
+            for i in range(count):
+                want[table[b, (first + i) // PAGE], (first + i) % PAGE] = new[b, i]
+        feeds = {"pool": pool, "new": new, "table": table, "past": np.array(past, np.int64)}
+        assert np.array_equal(graph.run(feeds)[0], want)
+        if device == "cpu":
+            graph.run_into(feeds, [pool])  # in place
+            assert np.array_equal(pool, want)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_rows_without_a_place_are_errors(device: str) -> None:
+    graph = updated(device)
+    right = {"pool": np.zeros((4, PAGE, 8), np.float32), "new": np.zeros((1, 2, 8), np.float32),
+             "table": np.array([[1, 9]]), "past": np.array([13])}  # fmt: skip
+    graph.run(right)  # the second page is not needed
+    for name, value, message in (("past", 15, "page"), ("past", 31, "tokens"), ("past", -1, "tokens")):
+        with pytest.raises(IndexRangeError, match=message):
+            graph.run({**right, name: np.array([value])})
+    with pytest.raises(ShapeError, match="a pool has pages"):
+        ops.paged_update(np.zeros((0, 4, 8), "f"), np.zeros((1, 1, 8), "f"), np.zeros((1, 1), "i8"), np.zeros(1, "i8"))

@@ -304,3 +304,18 @@ def test_cells_of_large_windows_are_counted_without_listing_them() -> None:
     at = np.arange(200_000)
     wanted = np.minimum(at + 50_000, 199_999) - np.maximum(at - 50_000, 0) + 1
     assert np.array_equal(np.sort(cells.reshape(-1)), np.sort(wanted))
+
+
+def test_rows_of_windows_take_any_batch(rng):
+    """The batch of im2col may be a symbol: it is what the array has when it runs."""
+    g = Graph("windows")
+    g.outputs(ops.im2col(g.input("x", (sym("n", 0, 8), 2, 5, 4)), (3, 2), padding=1))
+    compiled = st.Session("cpu").compile(g)
+    for count in (0, 1, 3):
+        x = rng.standard_normal((count, 2, 5, 4)).astype(np.float32)
+        (out,) = compiled.run(x=x)
+        padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        want = [
+            padded[n, :, i : i + 3, j : j + 2].reshape(-1) for n in range(count) for i in range(5) for j in range(5)
+        ]
+        np.testing.assert_array_equal(out, np.array(want, np.float32).reshape(count * 25, 12))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import wave
 from pathlib import Path
 from types import ModuleType
 
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 
 import strata as st
+from strata.cli.demo.menu import EXAMPLES
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
 
 
 def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -88,3 +90,46 @@ def test_digits_are_learnt() -> None:
     pytest.importorskip("sklearn")
     _, accuracy = example("digits").train(300)
     assert accuracy > 0.94
+
+
+def test_splats_learn_a_scene_from_its_pictures() -> None:
+    made = example("splats").fit(count=300, steps=24, size=32, views=2)
+    assert np.mean(made["losses"][-2:]) < 0.75 * made["losses"][0]
+    assert made["picture"].shape == made["aim"].shape == (32, 32, 3)
+
+
+def test_a_language_model_learns_to_spell() -> None:
+    """Better than the letters' frequencies alone."""
+    text = example("language_model")
+    letters = text.corpus()
+    share = np.bincount(letters, minlength=len(text.ALPHABET)) / len(letters)
+    entropy = -(share[share > 0] * np.log(share[share > 0])).sum()
+    model, losses = text.train(steps=60, size=4)
+    assert np.mean(losses[-5:]) < 0.95 * entropy
+    said = text.write(model, "import ", count=8)
+    assert said.startswith("import ")
+    assert len(said) == 15
+    assert said == text.write(model, "import ", count=8)
+
+
+def test_vowels_are_read_from_a_wav_file(tmp_path: Path) -> None:
+    voice = example("voice_activity")
+    sound = voice.example()
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, voice.RATE, 0, "NONE", "NONE"))
+        file.writeframes((sound * 32767).astype(np.int16).tobytes())
+    np.testing.assert_allclose(voice.read_wav(tmp_path / "a.wav"), sound, atol=1e-4)
+    pitch = np.abs(np.fft.rfft(voice.vowel("a", 120.0, 0.5)))
+    assert 100 < np.argmax(pitch[:100]) * 2 < 140  # the pitch is the lowest strong harmonic
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_an_example_is_short_and_has_a_picture(name: str) -> None:
+    lines = (ROOT / f"examples/{name}.py").read_text("utf-8").splitlines()
+    assert len(lines) < 100
+    pictures = [p for p in (ROOT / "docs/gallery").glob(f"{name}.*") if p.suffix in (".png", ".svg")]
+    assert len(pictures) == 1
+    assert pictures[0].stat().st_size < 60_000
+    page = (ROOT / "docs/gallery.md").read_text("utf-8")
+    assert f"gallery/{pictures[0].name}" in page
+    assert f"examples/{name}.py" in page

@@ -183,7 +183,11 @@ def test_using_log_level_is_put_back() -> None:
 
 def test_key_fields_hold_what_changes_code_and_nothing_else() -> None:
     c = Config()
-    assert c.key_fields() == "check_indices=False, deterministic=True, winograd=True"
+    shown = (
+        "attention_mask_threshold=0.5, attention_score_skip=0.0, check_indices=False, deterministic=True, "
+        "memory_planner='arena', tune='heuristic', winograd=True"
+    )
+    assert c.key_fields() == shown
     assert replace(c, num_threads=5, device="cuda", verify=False).key_fields() == c.key_fields()
     assert replace(c, deterministic=False).key_fields() != c.key_fields()
 

@@ -20,6 +20,7 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "lir": ("texts", "Plans", ()),
     "hir": ("texts", "Modules", ()),
     "npz": ("weights", "Npz", ()),
+    "packed": ("packed", "Packed", ()),
 }
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from strata.cli import stages
 from strata.cli.parser import Mistake
 from strata.errors import StrataError
-from strata.io import load_gguf, load_npz, load_safetensors, quantized_tensor, save_gguf, save_safetensors
+from strata.io import GgufTensor, load_gguf, load_npz, load_safetensors, quantized_tensor, save_gguf, save_safetensors
+from strata.ops import gguf_blocks
 from tests.fuzz.mutate.base import Files, Format
 from tests.fuzz.mutate.changes import NUMBERS, WORDS, change_bytes, change_json, json_bytes, packed
 
@@ -160,6 +161,9 @@ class Gguf(Format):
         blocks = {
             f"w{k}": quantized_tensor(f"w{k}", rng.standard_normal((2, 256)).astype(np.float32), k) for k in kinds
         }
+        for kind, form in gguf_blocks.FORMATS.items():  # those that are read only, too
+            data = gguf_blocks.random_blocks(form, 2 * (256 // form.elements), rng).reshape(2, -1)
+            blocks[f"r{kind}"] = GgufTensor(f"r{kind}", kind, (2, 256), data)
         keys = {"general.architecture": "llama", "a.list": [1, 2, 3], "a.names": ["x", "yy"], "f": 1.5, "flag": True,
                 "n": -3}  # fmt: skip
         plain = {name: array for name, array in sound_arrays().items() if name != "d"}

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.offload import BufferPool, DeviceDriver, OffloadBackend, room_for
+from strata.backends.driver import DeviceDriver
+from strata.backends.offload import OffloadBackend
+from strata.backends.pool import BufferPool
+from strata.backends.recipe import room_for
 from strata.core import dim_prod, f32, i32, substitute, sym
 from strata.errors import OutOfMemoryError
 from strata.kernel import Kernel, KernelBuilder, interpret

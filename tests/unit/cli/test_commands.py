@@ -15,7 +15,7 @@ import pytest
 import strata as st
 from strata.cli import main
 from strata.cli.cache import read_size
-from strata.cli.digits import draw
+from strata.cli.demo.digits import draw
 from strata.cli.parser import make_parser
 
 LAYER = """mir @layer(x: f32[batch, 8], param w: f32[8, 4], param b: f32[4]) -> f32[batch, 4] where batch in 1..64 {
@@ -95,7 +95,13 @@ def test_every_command_has_help_and_a_handler(capsys: pytest.CaptureFixture[str]
         (["run", "no.mir"], "strata: no.mir: no such file or directory"),
         (["doctor", "--jsno"], "strata: unrecognized arguments: --jsno (see strata --help)"),
         (["cache", "prune", "--to", "much"], "strata: 'much' is not a size: write 500MB or 2GB"),
-        (["demo", "opera"], "strata: demo: there is no part 'opera'; there are compile, train, embed, generate, read"),
+        (
+            ["demo", "opera"],
+            (
+                "strata: demo: there is no part 'opera'; there are compile, train, embed, generate, read, digits, "
+                "language_model, ocr, voice_activity, semantic_search, heat_equation, diode_circuit, splats"
+            ),
+        ),
         (
             ["opt", "--passes", "simplfy", "LAYER"],
             "strata: no pass is named 'simplfy'; did you mean 'simplify'?   [N120]",
@@ -200,6 +206,14 @@ def test_explain(capsys: pytest.CaptureFixture[str], layer: str, tmp_path: Path)
     found = json.loads(answer(capsys, "explain", layer, "--size", "batch=4", "--memory", str(picture), "--json"))
     assert found["steps"][0]["ops"] == ["matmul", "add", "tanh"]
     assert picture.read_text().startswith("<svg")
+
+
+def test_explain_draws_memory_of_sizes_without_a_bound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "open.mir"
+    path.write_text(LAYER.replace(" where batch in 1..64", ""))
+    assert "scratch memory, batch=" in answer(capsys, "explain", str(path), "--memory")
+    assert main(["explain", str(path), "--memory", str(tmp_path / "plan.svg")]) == 0
+    assert (tmp_path / "plan.svg").read_text().startswith("<svg")
 
 
 # -------------------------------------------------------------------------------------------------- bundles and traces
@@ -311,6 +325,6 @@ def test_digits_are_drawn_alike() -> None:
 
 
 def test_the_demo_learns() -> None:
-    from strata.cli.demo import train
+    from strata.cli.demo.tour import train
 
     assert train(steps=150) > 0.85

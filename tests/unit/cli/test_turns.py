@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from strata.cli import turns
-from strata.cli.turns import LEAST, PAUSE, in_turns
+from strata.cli.bench import turns
+from strata.cli.bench.turns import LEAST, PAUSE, in_turns
 
 
 def test_turns_and_pauses() -> None:

@@ -4,6 +4,8 @@ import numpy as np
 
 from strata import ops
 from strata.core import sym
+from strata.kernel import Axis, linear, size
+from strata.kernel.algebra import divide, remainder
 from strata.mir import Graph, evaluate
 from strata.runtime import Session
 
@@ -26,3 +28,12 @@ def test_constant_of_a_recombined_index_is_kept() -> None:
     (got,) = Session("cpu").compile(g).run(feeds)
     (want,) = evaluate(g, feeds)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_heads_of_as_many_rows_as_a_symbol_are_divided_by_heads() -> None:
+    rows = sym("n", 0)
+    head, row = Axis("i0", 4), Axis("i1", rows)
+    place = head * size(rows) + row
+    assert str(divide(place, 2 * rows)) == str(divide(head, 2))
+    left = remainder(place, 2 * rows)
+    assert linear(left).terms == {row: 1, remainder(head, 2): rows}

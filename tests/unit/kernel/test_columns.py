@@ -11,7 +11,8 @@ import strata as st
 import strata.ops as functions
 from strata.backends.llvm.codegen.compile import compile_kernel, lower
 from strata.core import Target, sym
-from strata.kernel import Kernel, Prefetch, columns_first, interpret, normalize
+from strata.kernel import Kernel, Prefetch, interpret, normalize
+from strata.kernel.passes.hoist_gather import columns_first
 
 torch = pytest.importorskip("torch")
 ops: Any = functions

@@ -11,7 +11,8 @@ import pytest
 import strata as st
 from strata.backends.llvm.codegen.compile import lower
 from strata.core import Target
-from strata.kernel import Kernel, Load, cut_stores, normalize, postorder
+from strata.kernel import Kernel, Load, normalize, postorder
+from strata.kernel.passes.split_predicates import cut_stores
 
 TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
 

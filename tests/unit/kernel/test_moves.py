@@ -8,7 +8,8 @@ import pytest
 
 from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.core import DType, bf16, bool_, f16, f32
-from strata.kernel import Kernel, KernelBuilder, as_bits, normalize
+from strata.kernel import Kernel, KernelBuilder, normalize
+from strata.kernel.passes.bitcast_moves import as_bits
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 

@@ -9,7 +9,8 @@ import pytest
 
 from strata.backends.llvm.codegen.compile import compile_kernel
 from strata.core import DType, Target, bool_, f16, f32, f64, i8, i32, i64, sym
-from strata.kernel import KernelBuilder, Reduce, normalize, postorder, unroll_short_reductions
+from strata.kernel import KernelBuilder, Reduce, normalize, postorder
+from strata.kernel.passes.short_sums import unroll_short_reductions
 
 TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
 KINDS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "argmax": np.argmax, "argmin": np.argmin}

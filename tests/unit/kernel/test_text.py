@@ -56,6 +56,13 @@ def test_softmax_text() -> None:
     assert show_kernel(samples.softmax(ROWS, 8).kernel) == SOFTMAX
 
 
+def test_an_order_that_an_op_names_is_in_the_text() -> None:
+    text = SOFTMAX.replace("= sum %6", "= sum.serial %6")
+    kernel = parse_kernel(text)
+    assert show_kernel(kernel) == text
+    assert kernel != parse_kernel(SOFTMAX)
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

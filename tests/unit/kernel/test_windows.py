@@ -10,7 +10,8 @@ import pytest
 import strata as st
 from strata.backends.llvm.codegen.compile import lower_phases
 from strata.core import Target
-from strata.kernel import Load, Reduce, cut_stores, postorder
+from strata.kernel import Load, Reduce, postorder
+from strata.kernel.passes.split_predicates import cut_stores
 
 TARGETS = [name for name in ("host", "avx2", "baseline") if Target.named(name).runs_on(Target.host())]
 SHAPES = [(2, 3, 13, 17), (1, 2, 2, 5), (3, 1, 28, 28), (1, 20, 14, 14), (1, 1, 64, 131)]

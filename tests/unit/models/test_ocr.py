@@ -13,7 +13,7 @@ from strata.errors import DTypeError, FileError, ShapeError
 from strata.io import load_image
 from strata.models import TextReader, ocr
 
-RECEIPT = Path(strata.cli.__file__).with_name("receipt.png")
+RECEIPT = Path(strata.cli.__file__).with_name("demo") / "receipt.png"
 LINES = [
     "STRATA COFFEE HOUSE", "Receipt 20417", "15 Nov 2026", "2 x flat white", "7.60", "1 x almond croissant", "4.25",
     "Total", "11.85", "compiled, not interpreted!",

@@ -52,7 +52,7 @@ def test_pages_are_as_long_as_the_model_says(decoder: Decoder) -> None:
     model = decoder
     assert page_bytes(model) == PAGE * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, heads, features, bytes
     cache = PagedCache(model, 3)
-    assert sum(a.nbytes for a in cache._pools.values()) == 3 * page_bytes(model)
+    assert sum(a.nbytes for a in cache.pools.values()) == 3 * page_bytes(model)
     assert cache.pool.offset(2) == 2 * page_bytes(model)
 
 

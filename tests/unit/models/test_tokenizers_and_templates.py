@@ -97,6 +97,17 @@ def test_what_is_no_tokenizer(text: str, tmp_path: Path) -> None:
         folder_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("length", [4096, 4097, 300_000])
+def test_tokens_that_are_too_long_for_a_tree(length: int, tmp_path: Path) -> None:
+    made = {"version": "1.0", "model": {"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["x" * length, -1.0]]}}
+    if length > 4096:
+        with pytest.raises(FileError, match=f"a token of {length:,} characters, 4,096 are the most") as caught:
+            folder_tokenizer(folder(tmp_path, made))
+        assert caught.value.code == "F146"
+    else:
+        assert folder_tokenizer(folder(tmp_path, made)).encode("x" * length) == [1]
+
+
 def test_a_missing_tokenizer_is_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         folder_tokenizer(tmp_path)
@@ -139,8 +150,11 @@ def test_special_tokens_that_are_none(tmp_path: Path) -> None:
          "1False2True2True2False"),
         ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
         ("{% macro f(x) %}<{{ x | upper }}>{% endmacro %}{{ f('a') ~ f('b') }}", "<A><B>"),
-        ("{{ messages | tojson }}",
-         '[{"content": "hello", "role": "user"}, {"content": " a\\nb ", "role": "assistant"}]'),
+        ("{{ messages | tojson }}",  # in the given order, as templates are filled in by those who train with them
+         '[{"role": "user", "content": "hello"}, {"role": "assistant", "content": " a\\nb "}]'),
+        ("{{ '<é&>' | tojson }}", '"<é&>"'),
+        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
+         "assistant"),
         ("{{ messages | map(attribute='role') | join(', ') }}", "user, assistant"),
         ("{% for a, b in {'x': [1, 2], 'y': (3,)}.items() %}{{ a }}{{ b[0] }}{% endfor %}", "x1y3"),
         ("{{ messages[1].content.strip().split('\n')[-1] }}{{ '%s-%d' % ('a', 3) }}{{ '{:>3}'.format(1) }}",

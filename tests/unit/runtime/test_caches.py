@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,12 +15,13 @@ import strata as st
 from strata import ops
 from strata.config import using
 from strata.core import sym
-from strata.errors import OptionError
+from strata.errors import FileError, OptionError
 from strata.mir import Graph
 from strata.ops.control.custom import Custom, Extension
 from strata.runtime import (
     AotCache,
     BucketedCompileCache,
+    CompilationMode,
     CompileCache,
     CompileOptions,
     CompilePipeline,
@@ -511,3 +513,144 @@ def test_functions_of_the_user_are_not_kept_under_a_name(tmp_path) -> None:
     aot, one = AotCache(tmp_path), np.ones(3, np.float32)
     for scale in (2.0, 3.0):
         np.testing.assert_array_equal(aot.compile_graph_cached("k", graph_of(scale)).run(x=one)[0], scale * one)
+
+
+# names of the pipeline, modes, profiles
+
+
+def linear_hir() -> st.hir.Module:
+    m = st.hir.Module("linear")
+    x = m.input("x", (sym("batch", 1, 64), 4))
+    return m.outputs(m.linear(x, m.param("w", (4, 2)), bias=m.param("b", (2,)), act="relu"))
+
+
+def fed(compiled, batch: int = 2) -> np.ndarray:
+    compiled.set_params({"w": np.ones((4, 2), np.float32), "b": np.ones(2, np.float32)})
+    return compiled.run(x=np.ones((batch, 4), np.float32))[0]
+
+
+def test_names_of_the_dynamic_cache() -> None:
+    cache = DynamicDimCompileCache("cpu")
+    assert cache.compile_device == "cpu"
+    assert cache.is_empty
+    cache.get_or_specialize(1, {"batch": 2}, linear_hir)
+    assert not cache.is_empty
+    assert len(cache) == 1
+
+
+def test_names_of_the_model_pipeline() -> None:
+    pipe = ModelCompilePipeline("cpu")
+    build = Counting(linear_hir)
+    assert (pipe.device, pipe.is_empty, len(pipe), pipe.has_template(), pipe.contains(1)) == (
+        "cpu",
+        True,
+        0,
+        False,
+        False,
+    )
+    assert pipe.template_result() is None
+    template = pipe.ensure_template(build)
+    assert pipe.ensure_template(build) is template
+    assert pipe.template_result() is template
+    assert pipe.has_template()
+    assert pipe.is_empty
+    compiled = pipe.get_or_compile(1, {"batch": 2}, build)
+    assert len(build.calls) == 1
+    assert (1 in pipe, pipe.contains(1), pipe.contains(2), len(pipe), pipe.is_empty) == (True, True, False, 1, False)
+    assert not pipe.has_template(CompileOptions(fusion=False))
+    np.testing.assert_array_equal(fed(compiled), np.full((2, 2), 5, np.float32))
+
+
+def test_plans_on_disk_by_base_key_and_binding(tmp_path) -> None:
+    build = Counting(linear_hir)
+    first = ModelCompilePipeline("cpu").get_or_specialize_aot(AotCache(tmp_path), "linear", 7, {"batch": 2}, build)
+    np.testing.assert_array_equal(fed(first), np.full((2, 2), 5, np.float32))
+    pipe = ModelCompilePipeline("cpu")
+    again = pipe.get_or_specialize_aot(AotCache(tmp_path), "linear", 7, {"batch": 2}, build)
+    assert len(build.calls) == 1  # the second has its plan from disk
+    assert pipe.get_or_specialize_aot(AotCache(tmp_path), "linear", 7, {"batch": 2}, build) is again
+    np.testing.assert_array_equal(fed(again), fed(first))
+    with pytest.raises(OptionError, match="needs a key, sizes and a function"):
+        pipe.get_or_specialize_aot(AotCache(tmp_path), "linear", 7)
+
+
+def test_manifest_of_a_component_under_other_options() -> None:
+    pipe = ModelCompilePipeline("cpu")
+    component = ModelComponent(ModelVariant.encoder(2, 8))
+    wide = CompileOptions(arena_alignment=256)
+    pipe.get_or_compile_component(component, linear_hir)
+    assert pipe.binding_manifest_for_component(component).alignment == 64
+    with pytest.raises(OptionError, match="no template yet"):
+        pipe.binding_manifest_for_component(component, wide)
+    pipe.get_or_compile_component(component, linear_hir, wide)
+    made = pipe.binding_manifest_for_component(component, wide)
+    assert made.alignment == 256
+    assert made.inputs[0].shape == (2, 4)
+    assert pipe.contains(component)
+    assert pipe.contains(component, wide)
+
+
+def spans(path) -> list[str]:
+    return [event["name"] for event in json.loads(path.read_text())]
+
+
+def test_modes_say_when_a_component_is_compiled(tmp_path) -> None:
+    """Eager: machine code at once. Lazy: when it first runs. Ahead of time: the next process finds the plan on disk."""
+    variant = ModelVariant.encoder(2, 8)
+    for mode, early in ((CompilationMode.EAGER, True), (CompilationMode.LAZY, False)):
+        pipe = ModelCompilePipeline("cpu")
+        with st.trace(tmp_path / "made.json"):
+            compiled, manifest = pipe.get_or_compile_component(ModelComponent(variant, mode=mode), linear_hir)
+        assert manifest.param_names == ("w", "b")
+        assert ("code" in spans(tmp_path / "made.json")) is early
+        with st.trace(tmp_path / "run.json"):
+            first = fed(compiled)
+        assert ("code" in spans(tmp_path / "run.json")) is not early
+        assert "code" not in spans_of_run(tmp_path, compiled)
+        np.testing.assert_array_equal(first, np.full((2, 2), 5, np.float32))
+        np.testing.assert_array_equal(fed(compiled.clone()), first)
+    build = Counting(linear_hir)
+    component = ModelComponent(variant, mode=CompilationMode.AOT)
+    for _ in range(2):
+        compiled, _ = ModelCompilePipeline("cpu", aot=tmp_path / "plans").get_or_compile_component(component, build)
+        np.testing.assert_array_equal(fed(compiled), np.full((2, 2), 5, np.float32))
+    assert len(build.calls) == 1
+
+
+def spans_of_run(tmp_path, compiled) -> list[str]:
+    with st.trace(tmp_path / "again.json"):
+        fed(compiled)
+    return spans(tmp_path / "again.json")
+
+
+def test_profiles(tmp_path) -> None:
+    decode = st.CompileProfile.preset("decode")
+    assert decode.options().blocks == "fusable"
+    cache = DynamicDimCompileCache("cpu", profile="decode")
+    template = cache.ensure_template(linear_hir)
+    assert not any(n.op.name == "fused_matmul_bias_act" for n in template.source.nodes())
+    direct = DynamicDimCompileCache("cpu", profile="prefill").ensure_template(linear_hir)
+    assert any("matmul_bias" in n.op.name for n in direct.source.nodes())
+    assert st.CompileProfile.preset("diffusion").options().fusion is False
+    path = tmp_path / "small.toml"
+    path.write_text(
+        '[fusion]\npolicy = "fusable"\nskip = true\n[passes]\ndce = true\nconstant_folding = false\n'
+        '[precision]\ncompute = "bf16"\n'
+    )
+    made = ModelCompilePipeline("cpu", profile=str(path)).session.options
+    assert (made.blocks, made.fusion, made.drop_unused, made.precision) == ("fusable", False, True, "bf16")
+    assert made.skip_passes == ("fold",)
+    for text, match in [
+        ("[fusion]\npolicy = 'fast'", "one of direct, fusable"),
+        ("[fusion]\npolicies = 'direct'", "has no 'policies'"),
+        ("[cpu]\nx = 1", "no table 'cpu'"),
+        ("[passes]\ndce = 1", "is True or False"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(OptionError, match=match):
+            st.CompileProfile.load(path)
+    path.write_text("[fusion")
+    with pytest.raises(FileError, match="not a compile profile"):
+        st.CompileProfile.load(path)
+    with pytest.raises(OptionError, match="did you mean 'prefill'"):
+        st.CompileProfile.preset("prefil")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import strata as st
 from strata import ops
 from strata.core import sym
 from strata.errors import OptionError, UnknownNameError
@@ -285,3 +286,56 @@ def test_mistakes() -> None:
     out = [np.full(15, 3, np.float32)]
     c.run_into({"x0": np.ones(15, np.float32)}, out)
     np.testing.assert_array_equal(out[0], 3)
+
+
+# plain sizes
+
+
+def plain(build, *shapes) -> st.CompiledGraph:
+    g = Graph("plain")
+    return Session("cpu").compile(g.outputs(build(*(g.input(f"x{i}", shape) for i, shape in enumerate(shapes)))))
+
+
+def test_a_graph_of_plain_sizes_keeps_what_lies_behind() -> None:  # behaviour 97
+    compiled = plain(ops.relu, (15,))
+    for _ in range(3):  # the last of them by the short way
+        compiled.run(x0=np.ones(15, np.float32))
+    assert compiled.set_active_extent((5, 15))
+    (out,) = compiled.run(x0=-np.ones(15, np.float32))
+    np.testing.assert_array_equal(out, np.r_[np.zeros(5), np.ones(10)].astype(np.float32))
+    out[...] = 7  # the caller's own
+    (again,) = compiled.run(x0=-np.ones(15, np.float32))
+    np.testing.assert_array_equal(again[5:], 1)
+    assert compiled.set_active_extent(None)
+    np.testing.assert_array_equal(compiled.run(x0=-np.ones(15, np.float32))[0], np.zeros(15, np.float32))
+
+
+def test_binary_and_attention_of_plain_sizes() -> None:
+    added = plain(lambda a, b: a + b, (15,), (15,))
+    ones = np.ones(15, np.float32)
+    added.run(x0=ones, x1=ones)
+    assert added.set_active_extent((5, 15))
+    np.testing.assert_array_equal(added.run(x0=-ones, x1=-ones)[0], np.r_[-2 * ones[:5], 2 * ones[:10]])
+
+    attend = plain(ops.scaled_dot_product_attention, (4, 8), (4, 8), (4, 8))
+    first = attend.run(x0=np.ones((4, 8), np.float32), x1=np.ones((4, 8), np.float32), x2=np.ones((4, 8), np.float32))
+    safe = attend.set_active_extent((2, 4))
+    v = np.arange(32, dtype=np.float32).reshape(4, 8)
+    (out,) = attend.run(x0=np.ones((4, 8), np.float32), x1=np.ones((4, 8), np.float32), x2=v)
+    if safe:
+        np.testing.assert_array_equal(out[2:], first[0][2:])
+        np.testing.assert_allclose(out[:2], np.broadcast_to(v[:2].mean(axis=0), (2, 8)), rtol=1e-6)
+
+
+def test_graphs_of_plain_sizes_that_mix_rows_run_in_full() -> None:
+    compiled = plain(lambda x: x - ops.mean(x, axis=0), (6, 2))
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    assert not compiled.set_active_extent((2, 6))
+    np.testing.assert_allclose(compiled.run(x0=x)[0], x - x.mean(axis=0))
+
+
+def test_extents_of_plain_sizes_that_are_wrong() -> None:
+    compiled = plain(ops.relu, (15,))
+    for bad, match in (((5, 14), "no input of 'plain' has 14 places"), ((16, 15), "from 0 to 15, got 16")):
+        with pytest.raises(OptionError, match=match):
+            compiled.set_active_extent(bad)

@@ -142,3 +142,33 @@ def test_rows_of_another_length_are_not_laid_out_anew() -> None:
 
     with pytest.raises(ShapeError):
         BucketedCompileCache("cpu", [range(1, 9)]).run_padded(5, 5, build, [("x", np.ones((5, 4), np.float32), 4)])
+
+
+def flat(n: int) -> Graph:
+    """Rows of three one after the other, in and out."""
+    g = Graph("flat")
+    x = g.input("x", (3 * n,))
+    soft = ops.softmax(ops.reshape(x, (n, 3)), axis=1)
+    return g.outputs(ops.reshape(soft, (3 * n,)), x * 2.0)
+
+
+def test_rows_in_one_flat_axis(rng: np.random.Generator) -> None:
+    cache = BucketedCompileCache("cpu", [range(1, 16)])
+    data = rng.standard_normal(30).astype(np.float32)
+    for rows in (data, data.reshape(10, 3)):
+        upper, (soft, double) = cache.run_padded(10, 10, flat, [("x", rows, 3)], [3, 3])
+        assert (upper, soft.shape, double.shape) == (15, (30,), (30,))
+        np.testing.assert_allclose(soft.reshape(10, 3).sum(axis=1), 1, rtol=1e-6)
+        np.testing.assert_array_equal(double, data * 2)
+    _, (_, whole) = cache.run_padded(10, 10, flat, [("x", data, 3)], [3, 0])
+    assert whole.shape == (45,)
+    np.testing.assert_array_equal(whole[30:], 0)
+    with pytest.raises(ShapeError, match="29 elements, 10 rows of 3"):
+        cache.run_padded(10, 10, flat, [("x", data[:29], 3)], [3, 3])
+
+    def mixing(n: int) -> Graph:
+        g = Graph("mixing")
+        return g.outputs(ops.softmax(g.input("x", (3 * n,)), axis=0))
+
+    with pytest.raises(OptionError, match="padding would change"):
+        BucketedCompileCache("cpu", [range(1, 16)]).run_padded(10, 10, mixing, [("x", data, 3)], [3])

@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import strata as st
 from strata import ops
 from strata.backends import Capabilities, register_backend, registry
 from strata.backends.reference import ReferenceBackend
 from strata.core import f32, sym
 from strata.errors import (
     CompileError,
+    DeviceError,
     MemoryLimitError,
     OptionError,
     ShapeError,
@@ -21,7 +23,7 @@ from strata.errors import (
 )
 from strata.hir import HirModule
 from strata.mir import Graph, infer_binding
-from strata.runtime import CompileOptions, CompilePipeline, assert_fused, dispatch_report
+from strata.runtime import CompileOptions, CompilePipeline, Session, assert_fused, dispatch_report
 
 FUSED = (
     "fused_matmul_bias_act",
@@ -131,11 +133,128 @@ def test_results_keep_their_shapes():
     assert CompilePipeline("cpu").compile(g.outputs(ops.exp(x))).lir.graph.results[0].shape == (1, 1, 1024)
 
 
-def test_a_plan_is_no_program():
+def test_a_plan_has_no_stage_before():
     result = CompilePipeline("cpu").compile(deep())
     for planned in (result, result.lir):
         with pytest.raises(TraceError, match="planned already"):
-            CompilePipeline("cpu").compile(planned)
+            CompilePipeline("cpu").lower(planned)
+
+
+def test_a_plan_passes_through():
+    pipe = CompilePipeline("cpu")
+    result = pipe.compile(deep())
+    passed = pipe.compile(result.lir)
+    assert passed.lir is result.lir
+    assert passed.passes == ()
+    assert not passed.fusion.missed
+    assert pipe.compile(result) is result
+    compiled = Session("cpu").compile(result.lir)
+    feeds = {name: np.ones(kind.shape, np.float32) for name, kind in compiled.inputs.items()}
+    compiled.set_params({name: np.ones(kind.shape, np.float32) for name, kind in compiled.params.items()})
+    whole = Session("cpu").compile(deep())
+    whole.set_params({name: np.ones(kind.shape, np.float32) for name, kind in whole.params.items()})
+    np.testing.assert_array_equal(compiled.run(feeds)[0], whole.run(feeds)[0])
+
+
+def test_a_plan_for_another_target_is_refused():
+    made = CompilePipeline("metal").compile(deep()).lir
+    with pytest.raises(CompileError, match="is for wgsl"):
+        CompilePipeline("cpu").compile(made)
+
+
+# ------------------------------------------------------------------------------------------------- claims and targets
+
+
+def test_supported_ops_are_a_claim():
+    g = Graph("bias")
+    graph = g.outputs(ops.relu(g.input("x", (4, 4)) @ g.param("w", (4, 4)) + g.param("b", (4,))))
+    pipe = CompilePipeline("cpu")
+    claimed = pipe.with_supported_ops(["matmul", "add", "maximum", "relu", "broadcast_to"])
+    assert claimed.options.supported_ops == ("matmul", "add", "maximum", "relu", "broadcast_to")
+    assert pipe.options.supported_ops is None
+    assert claimed.compile(graph).dispatch.compile_ready
+    with pytest.raises(CompileError, match="cannot run 1 of the ops of 'bias': relu") as caught:
+        pipe.with_supported_ops(["matmul", "add"]).compile(graph)
+    assert "supported: matmul, add" in str(caught.value)
+    assert pipe.with_supported_ops(()).compile(graph).dispatch.compile_ready  # an empty claim is no claim
+    with pytest.raises(OptionError, match="no op is named"):
+        pipe.with_supported_ops(["matmull"])
+
+
+@pytest.mark.parametrize(("name", "runner"), [("metal", "wgpu"), ("mlx", "wgpu"), ("rocm", "xla"), ("tpu", "xla")])
+def test_targets_without_a_device_plan(name: str, runner: str):
+    g = Graph("gelu")
+    x = g.input("x", (8, 4))
+    graph = g.outputs(ops.gelu(x @ g.param("w", (4, 6))))
+    pipe = CompilePipeline(name)
+    result = pipe.compile(graph)
+    assert result.lir.schedule
+    assert result.dispatch.compile_ready
+    assert runner in pipe.backend.description
+    assert name in str(st.dispatch_report(graph, name))
+    with pytest.raises(DeviceError, match=f"'{runner}' runs its programs"):
+        Session(name)
+    with pytest.raises(DeviceError, match=f"'{runner}' runs its programs"):
+        pipe.backend.compile(result.lir)
+
+
+# ---------------------------------------------------------------------------------------------------------- planners
+
+
+def branches() -> Graph:
+    """Scratch buffers of several sizes and types, some alive together."""
+    g = Graph("branches")
+    x = g.input("x", (64, 64))
+    a = ops.softmax(x @ x, axis=1)
+    b = ops.softmax(a @ x, axis=0) @ a
+    c = ops.cumsum(ops.cast(b, "f64") @ ops.cast(a, "f64"), axis=0)
+    return g.outputs(ops.cast(c, "f32") @ b, ops.sum(a @ b, axis=0))
+
+
+def test_planners_agree_and_share_less_and_less(rng: np.random.Generator):
+    x = rng.standard_normal((64, 64)).astype(np.float32)
+    sizes, results = {}, {}
+    for mode in ("arena", "remap", "off"):
+        compiled = Session("cpu").compile(branches(), memory_planner=mode)
+        sizes[mode], results[mode] = compiled.lir.arena_size, compiled.run(x=x)
+        assert compiled.lir.memory.mode == mode
+    assert sizes["arena"] <= sizes["remap"] <= sizes["off"]
+    assert sizes["arena"] < sizes["off"]
+    for made in results.values():
+        for one, other in zip(made, results["arena"], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_planners_of_one_graph():
+    pipe = CompilePipeline("cpu")
+    graph, _ = pipe.optimize(branches())
+    off = pipe.plan(graph, st.MemoryPlanOptions("off", 4096))
+    placed = off.placement()
+    spans = sorted((at, off.buffer(name)) for name, at in placed.offsets.items())
+    assert all(at % 4096 == 0 for at, _ in spans)
+    assert len({at for at, _ in spans}) == len(spans)
+    assert placed.arena_size == placed.unshared
+    assert st.parse(str(off)) == off
+    assert "memory off 4096" in str(off)
+    assert off.fingerprint() != pipe.plan(graph).fingerprint()
+    with pytest.raises(OptionError, match="planner is one of arena, remap, off"):
+        st.MemoryPlanOptions("pool")
+    with pytest.raises(OptionError, match="power of two from 64 to 4096"):
+        st.CompileOptions(arena_alignment=96)
+
+
+@pytest.mark.parametrize("alignment", [64, 256, 4096])
+def test_arena_alignment(alignment: int, rng: np.random.Generator):
+    options = CompileOptions(arena_alignment=alignment)
+    pipe = CompilePipeline("cpu", options)
+    assert pipe.arena_alignment == alignment
+    lir = pipe.compile(branches()).lir
+    assert all(at % alignment == 0 for at in lir.placement().offsets.values())
+    assert lir.manifest().alignment == alignment
+    assert f"align={alignment}" in pipe.inspect(branches())
+    x = rng.standard_normal((64, 64)).astype(np.float32)
+    plain, aligned = (Session("cpu").compile(branches(), o).run(x=x) for o in (None, options))
+    np.testing.assert_array_equal(plain[0], aligned[0])
 
 
 # -------------------------------------------------------------------------------------------------------- dynamic sizes

@@ -128,3 +128,37 @@ def test_tracing_costs_nothing_when_off(tmp_path) -> None:
     assert {code.co_filename for code in traced} & {tracing.__file__, observe.__file__}
     assert not {code.co_filename for code in before} & {tracing.__file__, observe.__file__}
     assert codes(run) == before
+
+
+def test_values_in_a_trace(tmp_path):
+    """Every kernel with the ranges of what it read and made: NaN and infinities are counted, not hidden."""
+    g = Graph("ranges")
+    x = g.input("x", (64, 64))
+    graph = g.outputs(ops.log(ops.softmax(x @ x, axis=1) - 0.5), ops.sum(ops.cast(x, "i32"), axis=0))
+    compiled = Session("cpu").compile(graph)
+    data = np.random.default_rng(0).uniform(-2, 3, (64, 64)).astype(np.float32)
+    with st.trace(tmp_path / "v.json", values=True):
+        first, _ = compiled.run(x=data)
+    events = [e for e in json.loads((tmp_path / "v.json").read_text()) if "inputs" in e.get("args", {})]
+    assert {e["name"] for e in events} == {s.label for s in compiled.lir.schedule}
+    read = next(e["args"]["inputs"]["x"] for e in events if "x" in e["args"]["inputs"])
+    assert read == {"type": "f32[64, 64]", "min": float(data.min()), "max": float(data.max())}
+    last = next(e["args"]["outputs"]["out0"] for e in events if "out0" in e["args"]["outputs"])
+    assert last["nan"] == int(np.isnan(first).sum()) > 0
+    assert last["max"] == float(np.nanmax(first))
+    with st.trace(tmp_path / "plain.json"):
+        compiled.run(x=data)
+    assert not any("inputs" in e.get("args", {}) for e in json.loads((tmp_path / "plain.json").read_text()))
+
+
+def test_attention_says_how_it_masks(tmp_path):
+    g = Graph("attend")
+    q, k, v = (g.input(n, (1, 2, 64, 16)) for n in "qkv")
+    compiled = Session("cpu").compile(g.outputs(ops.scaled_dot_product_attention(q, k, v, is_causal=True)))
+    ones = np.ones((1, 2, 64, 16), np.float32)
+    with st.trace(tmp_path / "a.json", values=True):
+        compiled.run(q=ones, k=ones, v=ones)
+    events = [e for e in json.loads((tmp_path / "a.json").read_text()) if "attention" in e.get("args", {})]
+    (event,) = (e for e in events if e["cat"] == "op")  # beside it, one for a worker that took a part
+    assert {e["args"]["attention"] for e in events} == {event["args"]["attention"]}
+    assert "causal=True" in event["args"]["attention"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ class Letters:
 
     eos, bos, template = (), None, None
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True, limit: int | None = None) -> list[int]:
         return [ord(c) % 128 for c in text]
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
@@ -27,6 +28,9 @@ class Letters:
 
     def chat(self, messages: list[dict[str, str]], *, add_prompt: bool = True) -> str:
         return "".join(f"{m['role'][0]}:{m['content']};" for m in messages)
+
+    def chat_ids(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
+        return self.encode(self.chat(messages))
 
 
 def random_llama(folder: Path, **more: int) -> None:
@@ -54,8 +58,9 @@ def random_llama(folder: Path, **more: int) -> None:
 
 @pytest.fixture(scope="session")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decoder]:
-    """decoder(family, context=…) gives a random model; folders are made once."""
+    """decoder(family, context=…) gives a random model; folders are made once, and a model is loaded once."""
     folders: dict[tuple[str, str], Path] = {}
+    models: dict[tuple[object, ...], Decoder] = {}
 
     def make(name: str = "llama", *, context: int = 160, device: str = "cpu", **sizes: int) -> Decoder:
         key = name, repr(sorted(sizes.items()))
@@ -66,8 +71,45 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decoder]:
             else:
                 random_model(folder, name, **sizes)
             folders[key] = folder
-        model: Decoder = load(folders[key], context=context, device=device)
-        model._tokenizer = Letters()  # type: ignore[assignment]
-        return model
+        which = (*key, context, device)
+        if which not in models:
+            models[which] = load(folders[key], context=context, device=device)
+            models[which]._tokenizer = Letters()  # type: ignore[assignment]
+        return models[which]
 
     return make
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def chat_folder(folder: Path, template: str = CHATML) -> Path:
+    """A random model with a tokenizer of bytes and a chat template, as users have them on disk."""
+    import tokenizers
+
+    folder.mkdir(exist_ok=True)
+    random_llama(folder, vocab_size=320, max_position_embeddings=2048)
+    letters = {c: i for i, c in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    inner.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "config.json").read_text())
+    config["eos_token_id"] = inner.token_to_id("<|im_end|>")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Decoder]:
+    """chat_model() gives a random model that chats, which is made and loaded once."""
+    pytest.importorskip("tokenizers", reason="needs tokenizers")
+    folder = chat_folder(tmp_path_factory.mktemp("chat") / "tiny")
+
+    model: Decoder = load(folder, context=1024)
+    return lambda: model

@@ -42,6 +42,6 @@ def test_each_request_gets_its_adapter(
     service = Service(engine, name="base")
     assert service.names == ("base", "fr", "de")
     body = {"prompt": "prompt 3", "max_tokens": 8, "temperature": 0}
-    for model, adapter in (("de", None), ("base", "de"), (None, "de")):
-        found = service.answer("/v1/completions", {**body, "model": model, "adapter": adapter})
+    for named, adapter in (("de", None), ("base", "de"), (None, "de")):
+        found = service.answer("/v1/completions", {**body, "model": named, "adapter": adapter})
         assert found["choices"][0]["text"] == wanted[3]

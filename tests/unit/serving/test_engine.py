@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import strata.serving
+from strata.backends import DeviceArray
 from strata.config import using
 from strata.errors import OptionError, RunError, UnknownNameError
 from strata.io import quantized_tensor, save_gguf
 from strata.models import Decoder, load
+from strata.runtime.execute.state import updates_in_place
 from strata.serving import Engine, PagedCache
 from tests.unit.serving.conftest import Letters
 
@@ -63,6 +65,28 @@ def test_logits_are_those_of_one_sequence(decoder: Make, device: str, threads: i
             found = cache.step(tables, new)
             for i, state in enumerate(states):
                 assert np.array_equal(found[i : i + 1], model.step(state, new[i : i + 1]))
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_pools_are_changed_in_place(decoder: Make, every: bool) -> None:
+    """Attention reads a pool before the new rows are written to it: no step copies one."""
+    model = decoder()
+    lir = model.graph_for(every=every, layout="paged")._lir
+    names = PagedCache(model, 1).pools
+    assert [name for at, name in enumerate(names) if not updates_in_place(lir, name, at + 1)] == []
+
+
+def test_pages_live_on_the_device(decoder: Make) -> None:
+    """On XLA's CPU: pools are its arrays, steps change them there, and texts are those of one request alone."""
+    pytest.importorskip("jax", reason="needs jax")
+    model = decoder(device="xla")
+    engine = Engine(model, cache_tokens=512, max_requests=3, max_tokens=64)
+    requests = [engine.submit(p, max_tokens=4) for p in ("hello", "xyz" * 11, "xyz" * 11 + "a")]
+    engine.run()
+    assert [r.text() for r in requests] == [model.generate(r.prompt_ids, max_tokens=4) for r in requests]
+    assert requests[2].cached_tokens == 16
+    assert all(isinstance(pool, DeviceArray) and pool.device == "xla" for pool in engine.cache.pools.values())
+    assert engine.cache.pool.free == engine.cache.pool.pages
 
 
 def test_quantised_weights_exactly(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -206,8 +230,8 @@ def test_a_request_that_fails_fails_alone(decoder: Make, monkeypatch: pytest.Mon
     bad, good = engine.submit("a", max_tokens=4), engine.submit("bb", max_tokens=4)
     step = engine.cache.step
 
-    def spoiled(tables: Any, ids: np.ndarray) -> np.ndarray:
-        logits = step(tables, ids)
+    def spoiled(tables: Any, ids: np.ndarray, **more: Any) -> np.ndarray:
+        logits = step(tables, ids, **more)
         logits[[t is bad.table for t in tables]] = np.nan
         return logits
 
@@ -220,18 +244,21 @@ def test_a_request_that_fails_fails_alone(decoder: Make, monkeypatch: pytest.Mon
 
 
 def test_mistakes(decoder: Make) -> None:
-    assert strata.serving.Generation  # asked for by name, it checks its arguments: the engine's words come first
+    assert callable(
+        strata.serving.Generation
+    )  # asked for by name, it checks its arguments: the engine's words come first
     engine = Engine(decoder(), cache_tokens=64, max_requests=1, queue=1)
-    for wrong, message in (
+    asked: tuple[tuple[dict[str, Any], str], ...] = (
         (dict(prompt=""), "prompt is empty"), (dict(prompt=[1, 128]), "token 128 at place 1 is none of 128"),
         (dict(prompt="x" * 161), "161 tokens are more than 160"),
-        (dict(prompt="x" * 60), "a request of 160 tokens is larger than a cache of 64"),
+        (dict(prompt="x" * 80), "a prompt of 80 tokens is larger than a cache of 64"),
         (dict(prompt=5), "messages or token ids, got int"), (dict(prompt=[1.5]), "got list"),
         (dict(prompt="x", max_tokens=2.5), "max_tokens 2.5 is no positive"),
         (dict(prompt="x", max_tokens=0), "max_tokens 0"), (dict(prompt="x", top_p=3.0), "top_p 3"),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for wrong, message in asked:
         with pytest.raises(OptionError, match=message):
-            engine.submit(**wrong)  # type: ignore[arg-type]
+            engine.submit(**wrong)
     with pytest.raises(UnknownNameError, match="no adapter 'fr'"):
         engine.submit("x", max_tokens=2, adapter="fr")
     for _ in range(2):
@@ -242,14 +269,11 @@ def test_mistakes(decoder: Make) -> None:
     assert engine.submit("x", max_tokens=2).text()
     with pytest.raises(OptionError, match="leaves no room for prompts"):
         Engine(decoder(), max_tokens=16)
-    for wrong in (
-        dict(max_requests=0),
-        dict(queue=-1),
-        dict(cache_tokens="many"),
-        dict(cache_tokens=0),
-        dict(max_tokens=9.5),
-    ):
+    sizes: tuple[dict[str, Any], ...] = (
+        dict(max_requests=0), dict(queue=-1), dict(cache_tokens="many"), dict(cache_tokens=0), dict(max_tokens=9.5),
+    )  # fmt: skip
+    for size in sizes:
         with pytest.raises(OptionError, match="serve nobody"):
-            Engine(decoder(), **wrong)  # type: ignore[arg-type]
+            Engine(decoder(), **size)
     with pytest.raises(OptionError, match="generates no text"):
         Engine("model")  # type: ignore[arg-type]

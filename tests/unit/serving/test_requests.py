@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from strata.errors import RequestError
-from strata.serving import ChatRequest, EmbeddingRequest, Limits, Options, TextRequest, parse_request
+from strata.errors import OptionError, RequestError
+from strata.models import PAGE, Decoder, page_bytes
+from strata.serving import ChatRequest, EmbeddingRequest, Limits, Options, TextRequest, parse_request, shared_memory
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -16,9 +18,9 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 def test_defaults() -> None:
     assert parse_request(CHAT, {"messages": HELLO}) == ChatRequest(
-        ({"role": "user", "content": "hello"},), Options(max_tokens=256, temperature=1.0), 1, stream=False
+        ({"role": "user", "content": "hello"},), Options(temperature=1.0), 1, stream=False
     )
-    assert parse_request(TEXT, {"prompt": "once"}) == TextRequest(("once",), Options())
+    assert parse_request(TEXT, {"prompt": "once"}) == TextRequest(("once",), Options(max_tokens=16))
     assert parse_request(VECTORS, {"input": "a text"}) == EmbeddingRequest(("a text",))
 
 
@@ -39,9 +41,11 @@ def test_all_that_is_understood() -> None:
     )  # fmt: skip
     assert isinstance(found, ChatRequest)
     assert found.options.arguments(1)["seed"] == 10
-    assert parse_request(TEXT, {"prompt": ["a", "b"], "stop": "x"}) == TextRequest(("a", "b"), Options(stop=("x",)))
-    assert parse_request(TEXT, {"prompt": [1, 2]}) == TextRequest(((1, 2),))
-    assert parse_request(TEXT, {"prompt": [[1, 2], [3]]}) == TextRequest(((1, 2), (3,)))
+    assert parse_request(TEXT, {"prompt": ["a", "b"], "stop": "x"}) == TextRequest(
+        ("a", "b"), Options(max_tokens=16, stop=("x",))
+    )
+    assert parse_request(TEXT, {"prompt": [1, 2]}) == TextRequest(((1, 2),), Options(max_tokens=16))
+    assert parse_request(TEXT, {"prompt": [[1, 2], [3]]}) == TextRequest(((1, 2), (3,)), Options(max_tokens=16))
     found = parse_request(VECTORS, {"input": ["a", "b"], "encoding_format": "base64"})
     assert found == EmbeddingRequest(("a", "b"), base64=True)
 
@@ -67,9 +71,9 @@ def test_all_that_is_understood() -> None:
         (CHAT, {"messages": HELLO, "stop": 3}, "stop", "got 3"),
         (CHAT, {"messages": HELLO, "adapter": 3}, "adapter", "adapter is a name, got 3"),
         (CHAT, {"messages": HELLO, "model": ["m"]}, "model", "model is a name, got ['m']"),
-        (CHAT, {"messages": HELLO, "stream_options": 1}, "stream_options", "stream_options is an object, got 1"),
+        (CHAT, {"messages": HELLO, "stream_options": 1}, "stream_options", "is a number, an object is needed"),
         (CHAT, {"messages": HELLO, "temprature": 1}, "temprature", "there is no field 'temprature'"),
-        (CHAT, {"messages": HELLO, "presence_penalty": 1}, "presence_penalty", "presence_penalty = 1 is not supported"),
+        (CHAT, {"messages": HELLO, "presence_penalty": 3}, "presence_penalty", "a number from -2 to 2, got 3"),
         (TEXT, {"prompt": ""}, "prompt", "a prompt is a text or a list of token ids that is not empty, got ''"),
         (TEXT, {"prompt": []}, "prompt", "prompt is a text"),
         (TEXT, {"prompt": [[]]}, "prompt", "got []"),
@@ -78,7 +82,7 @@ def test_all_that_is_understood() -> None:
         (VECTORS, {"input": []}, "input", "input is a text or a list of texts that are not empty, got []"),
         (VECTORS, {"input": ["a", ""]}, "input", "got ['a', '']"),
         (VECTORS, {"input": "a", "encoding_format": "hex"}, "encoding_format", "float or base64, got 'hex'"),
-        (VECTORS, {"input": "a", "dimensions": 8}, "dimensions", "no field 'dimensions'"),
+        (VECTORS, {"input": "a", "dimensions": 0}, "dimensions", "a whole number from 1"),
         ("/v2", {}, None, "there is no path '/v2'; there are /v1/completions"),
     ],
 )  # fmt: skip
@@ -109,3 +113,19 @@ def test_limits() -> None:
         with pytest.raises(RequestError, match=message):
             check(value)
     Limits().check_ids([1 << 40] * 1000)
+
+
+def test_models_share_a_limit_on_memory(decoder: Callable[..., Decoder]) -> None:
+    """What weights leave is shared equally; who needs little leaves the rest to the others."""
+    small, large = decoder(context=32), decoder(context=160)
+    page = page_bytes(small)
+    assert shared_memory(10**9, 10**6, [large, small]) == [4 * 160, 4 * 32]
+    for more in (0, 5, 9, 40):
+        found = shared_memory(1000 + (10 + 2 + more) * page, 1000, [large, small])
+        assert sum(-(-n // PAGE) for n in found) <= 12 + more
+        assert found[0] >= 160
+        assert found[1] >= 32
+    assert shared_memory(1000 + 30 * page, 1000, [large, small]) == [160 + 12 * PAGE, 4 * 32]
+    assert shared_memory(1000 + 12 * page_bytes(small, 8), 1000, [large, small], bits=8) == [160, 32]
+    with pytest.raises(OptionError, match=f"need {1000 + 12 * page:,} bytes, the limit is {1000 + 11 * page:,}"):
+        shared_memory(1000 + 11 * page, 1000, [large, small])

@@ -9,11 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ import pytest
 from strata.errors import OptionError, RunError
 from strata.models import Decoder, Encoder
 from strata.serving import Engine, Recorder, Server, Service, ask, read_records, replay
-from tests.unit.serving.conftest import Letters
+from tests.unit.serving.conftest import Letters, random_llama
 
 Make = Callable[..., Decoder]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -37,18 +40,20 @@ def server(decoder: Make, tmp_path: Path) -> Iterator[Server]:
         yield made
 
 
-def connect(server: Server) -> HTTPConnection:
-    return HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+@contextmanager
+def connect(server: Server) -> Iterator[HTTPConnection]:
+    with closing(HTTPConnection(server.url.removeprefix("http://"), timeout=60)) as made:
+        yield made
 
 
 def events(server: Server, path: str, body: dict[str, Any]) -> list[Any]:
     """The parts of a stream, up to the one that says that it is done."""
-    connection = connect(server)
-    connection.request("POST", path, json.dumps({**body, "stream": True}))
-    answer = connection.getresponse()
-    assert answer.status == 200
-    assert answer.headers["Content-Type"] == "text/event-stream"
-    lines = answer.read().decode().split("\n\n")
+    with connect(server) as connection:
+        connection.request("POST", path, json.dumps({**body, "stream": True}))
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        lines = answer.read().decode().split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
@@ -60,7 +65,10 @@ def test_texts(server: Server, decoder: Make) -> None:
     assert [c["index"] for c in found["choices"]] == [0, 1]
     assert {c["finish_reason"] for c in found["choices"]} == {"length"}
     assert (found["object"], found["model"]) == ("text_completion", "tiny")
-    assert found["usage"] == {"prompt_tokens": 8, "completion_tokens": 10, "total_tokens": 18}
+    details = found["usage"].pop("prompt_tokens_details")
+    assert (found["usage"], details) == (
+        {"prompt_tokens": 8, "completion_tokens": 10, "total_tokens": 18}, {"cached_tokens": 0}
+    )  # fmt: skip
     hot = {"prompt": [5, 6], "max_tokens": 4, "seed": 3, "n": 3}
     found = ask(server.url, TEXT, hot)
     wanted = [model.generate([5, 6], max_tokens=4, temperature=1.0, seed=3 + i) for i in range(3)]
@@ -73,7 +81,7 @@ def test_chat_whole_and_in_parts(server: Server, decoder: Make) -> None:
     body = {"messages": HELLO, "max_tokens": 7, "temperature": 0}
     found = ask(server.url, CHAT, body)
     assert found["object"] == "chat.completion"
-    assert found["choices"][0]["message"] == {"role": "assistant", "content": text}
+    assert found["choices"][0]["message"] == {"role": "assistant", "content": text, "refusal": None}
     parts = events(server, CHAT, {**body, "stream_options": {"include_usage": True}})
     assert {p["object"] for p in parts} == {"chat.completion.chunk"}
     assert len({p["id"] for p in parts}) == 1
@@ -114,19 +122,22 @@ def test_many_at_once(server: Server, decoder: Make) -> None:
         (TEXT, {"prompt": ["x", "y" * 161], "stream": True}, 400, "161 tokens"),
         (CHAT, {"messages": []}, 400, "messages is a list"),
         (CHAT, {"messages": HELLO, "model": "gpt"}, 404, "there is no model 'gpt'; there are tiny"),
+        (CHAT, {"messages": [{**HELLO[0], "mood": "good"}]}, 400, "there is no field 'messages[0].mood'"),
+        (TEXT, b'{"prompt": "\\ud800"}', 400, "half of a surrogate pair"),
+        (CHAT, b'{"messages": [{"role": "user", "content": "\\udc00"}]}', 400, "half of a surrogate pair"),
         (VECTORS, {"input": "x"}, 404, "tiny gives no vectors"),
         ("/v1/nothing", {}, 404, "POST /v1/nothing: there is nothing"),
     ],
 )
 def test_refusals(server: Server, path: str, body: Any, status: int, message: str) -> None:
-    connection = connect(server)
-    for _ in range(2):  # the connection stays usable
-        connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body))
-        answer = connection.getresponse()
-        found = json.loads(answer.read())
-        assert answer.status == status
-        assert message in found["error"]["message"]
-        assert "\n" not in found["error"]["message"]
+    with connect(server) as connection:
+        for _ in range(2):  # the connection stays usable
+            connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body))
+            answer = connection.getresponse()
+            found = json.loads(answer.read())
+            assert answer.status == status
+            assert message in found["error"]["message"]
+            assert "\n" not in found["error"]["message"]
     idle(server)
 
 
@@ -140,21 +151,21 @@ def idle(server: Server) -> None:
 
 
 def test_bodies_without_a_length_or_too_long(server: Server) -> None:
-    for head, status in (("", 411), ("Content-Length: 99999999999\r\n", 413)):
-        with socket.create_connection(server._http.server_address[:2], timeout=10) as raw:
+    for head, status in (("", 400), ("Content-Length: 99999999999\r\n", 413), ("Content-Length: ²\r\n", 400)):
+        with socket.create_connection(server.address, timeout=10) as raw:
             raw.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
             assert raw.recv(64).split()[1] == str(status).encode()
 
 
 def test_what_can_be_looked_at(server: Server) -> None:
     ask(server.url, TEXT, {"prompt": "x", "max_tokens": 2})
-    connection = connect(server)
     found = {}
-    for path in ("/health", "/v1/models", "/metrics", "/nothing", TEXT):
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        found[path] = answer.status, answer.read().decode()
-    assert found["/health"] == (200, '{"status": "ok"}')
+    with connect(server) as connection:
+        for path in ("/health", "/v1/models", "/metrics", "/nothing", TEXT):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            found[path] = answer.status, answer.read().decode()
+    assert found["/health"] == (200, '{"status":"ok"}')
     assert json.loads(found["/v1/models"][1])["data"][0]["id"] == "tiny"
     assert "strata_generated_tokens 2\n" in found["/metrics"][1]
     assert (found["/nothing"][0], found[TEXT][0]) == (404, 405)
@@ -167,10 +178,10 @@ def test_a_full_queue_answers_429(decoder: Make) -> None:
         begun, go = Event(), Event()
         step = engine.cache.step
 
-        def slow(*arguments: Any) -> Any:
+        def slow(*arguments: Any, **more: Any) -> Any:
             begun.set()
             go.wait(30)
-            return step(*arguments)
+            return step(*arguments, **more)
 
         engine.cache.step = slow  # type: ignore[method-assign]
         with ThreadPoolExecutor(1) as threads:
@@ -184,7 +195,7 @@ def test_a_full_queue_answers_429(decoder: Make) -> None:
 
 
 def test_who_goes_away_is_no_longer_served(server: Server) -> None:
-    with socket.create_connection(server._http.server_address[:2], timeout=10) as raw:
+    with socket.create_connection(server.address, timeout=10) as raw:
         body = json.dumps({"prompt": "x", "max_tokens": 150, "stream": True}).encode()
         raw.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         assert raw.recv(10)
@@ -198,10 +209,19 @@ def test_closing_answers_what_has_come(decoder: Make) -> None:
     server.start()
     engine = server.service.engine
     assert engine is not None
+    go, step = Event(), engine.cache.step
+
+    def held(*given: Any, **named: Any) -> Any:
+        go.wait(60)
+        return step(*given, **named)
+
+    engine.cache.step = held  # type: ignore[method-assign]
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(ask, server.url, TEXT, {"prompt": "x", "max_tokens": 60}) for _ in range(4)]
-        with engine._changed:
-            assert engine._changed.wait_for(lambda: engine._active == 4, 30)
+        while engine._active + len(engine._waiting) < 4:
+            assert not any(a.done() for a in asked)
+            time.sleep(0.005)
+        go.set()
         server.close()
         assert [a.result()["usage"]["completion_tokens"] for a in asked] == [60] * 4
     with pytest.raises(RunError, match="connection refused"):
@@ -226,12 +246,15 @@ class Words(Encoder):
 
     def __init__(self) -> None:
         self._tokenizer = self  # type: ignore[assignment]
+        self.config = SimpleNamespace(vocab=1 << 20, labels=0)  # type: ignore[assignment]
 
     def encode_batch(self, texts: Any, limit: int | None = None) -> list[list[int]]:
         return [[ord(c) for c in text[:limit]] for text in texts]
 
-    def embed(self, texts: Any, **_: Any) -> np.ndarray:
-        return np.array([[len(t), t.count("a")] for t in texts], np.float32)
+    def embed_ids(self, ids: Any, progress: Any = None, **_: Any) -> np.ndarray:
+        if progress is not None:
+            progress(len(ids), len(ids))
+        return np.array([[len(i), i.count(ord("a"))] for i in ids], np.float32)
 
 
 def test_vectors() -> None:
@@ -278,7 +301,7 @@ def test_the_command_tells_mistakes_in_one_line(tmp_path: Path, capfd: pytest.Ca
     tiny_folder(tmp_path / "model")
     capfd.readouterr()
     for words, message in (
-        (["nowhere.gguf"], "nowhere.gguf"), ([str(tmp_path / "model")] * 2, "a model of its kind already"),
+        (["nowhere.gguf"], "nowhere.gguf"), ([str(tmp_path / "model")] * 2, "there is a model 'model' already"),
         ([str(tmp_path / "model"), "--adapter", "fr"], "NAME=FOLDER is needed"),
         ([str(tmp_path / "model"), "--port", "99999"], "cannot be listened on"),
     ):  # fmt: skip
@@ -290,10 +313,9 @@ def test_the_command_tells_mistakes_in_one_line(tmp_path: Path, capfd: pytest.Ca
 
 def tiny_folder(folder: Path) -> None:
     """A random model with a tokenizer of words, as users have them on disk."""
-    from tests.unit.models.random_models import random_model
-
     tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers")
-    random_model(folder, "llama")
+    folder.mkdir()
+    random_llama(folder)
     words = {w: i for i, w in enumerate(["<unk>", *"abcdefghijklmnopqrstuvwxyz"])}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.core import f32, sym
+from strata.backends.llvm.control.body import GraphBody
+from strata.core import Target, f32, sym
 from strata.errors import RunError
-from strata.mir import METHODS, Graph
+from strata.lir import plan
+from strata.mir import METHODS, Graph, Nested
 from strata.ops.control.branching import cond
 from strata.ops.control.custom import Extension, Extensions, custom
 from strata.ops.control.looping import scan, while_loop
@@ -78,15 +80,18 @@ def test_results_that_are_inputs_constants_or_twice_the_same(native: Any) -> Non
         np.testing.assert_allclose(array, expected, atol=1e-6)
 
 
+def _body(graph: Graph, *, in_loop: bool) -> GraphBody:
+    """A body whose second input stays the same."""
+    return GraphBody(plan(Nested(graph, range(1, 2)).opened()), Target.host(), in_loop=in_loop)
+
+
 def test_what_does_not_change_is_computed_once() -> None:
     """The packed weight, and what depends on constants of the loop alone, belong to the program that runs once."""
-    from strata.backends.llvm.control.body import make_body
-    from strata.core import Target
 
     graph = Graph("body")
     h, w = graph.input("h", f32[4, 32]), graph.input("w", f32[32, 32])
     graph.outputs(METHODS["matmul"](h, METHODS["exp"](w)))
-    bound = make_body(graph, (1,), Target.host()).bind_body({}, 0)
+    bound = _body(graph, in_loop=True).bind_body({}, 0)
     assert (bound.once.count, bound.steady.count) == (2, 1)
 
 
@@ -186,8 +191,6 @@ def _loops(graph_of: Any, *values: Any) -> Any:
 
 def test_weights_of_a_body_are_packed_when_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in every run, and no other form of them is kept; a new value counts from the next run on."""
-    from strata.backends.llvm.control.body import GraphBody
-
     t, bind, once = sym("t"), GraphBody.bind_body, []
 
     def watched(body: GraphBody, *sizes: Any) -> Any:
@@ -268,15 +271,12 @@ def test_weights_of_a_while_loop() -> None:
 
 def test_small_steps_of_a_loop_are_shared_by_threads(native: Any) -> None:
     """Threads do not fall asleep between turns: less work than elsewhere is worth handing out, with the same bits."""
-    from strata.backends.llvm.control.body import make_body
-    from strata.core import Target
 
     graph = Graph("body")
     h, w = graph.input("h", f32[8, 64]), graph.input("w", f32[64, 256])
     graph.outputs(METHODS["tanh"](METHODS["matmul"](h, w)))
-    host = Target.host()
     chunks = [
-        next(k.product.points for k in make_body(graph, (1,), host, in_loop=in_loop).kernels.values() if k.product)
+        next(k.product.points for k in _body(graph, in_loop=in_loop).kernels.values() if k.product)
         for in_loop in (True, False)
     ]
     assert chunks[0] > chunks[1] == 1

@@ -14,10 +14,12 @@ from strata.core import Target, as_dtype, sym
 from strata.mir import REGISTRY, Graph
 from strata.ops.quant import schemes
 from strata.ops.quant.dequant import quantize_weights
-from strata.ops.quant.gguf_blocks import FORMATS
+from strata.ops.quant.gguf_blocks import FORMATS, block_format, random_blocks
 from strata.runtime import CompiledGraph, CompileOptions, Session
 
-KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2k", "q3k", "q4k", "q5k", "q6k", "q8k")
+KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2k", "q3k", "q4k", "q5k", "q6k", "q8k", "iq4_nl", "iq4_xs", "mxfp4")
+DECODED = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "nvfp4", "tq1_0", "q1_0", "u4_128h",
+           "i8_64b", "m4_32f", "nf4_64f", "fp4_64f", "e4m3_128f", "e5m2_32h")  # fmt: skip
 TARGETS = [t for t in map(Target.named, ("host", "avx512", "avx2")) if t.runs_on(Target.host())]
 pytestmark = pytest.mark.skipif(not Target.host().has_avx2, reason="the native product needs AVX2")
 
@@ -75,6 +77,23 @@ def test_each_element_of_a_block(kind: str, rng: np.random.Generator) -> None:
         x = np.zeros((1, k), np.float32)
         x[0, at] = 1.0
         np.testing.assert_allclose(made.run(x=x)[0][0], exact[at], rtol=0, atol=2e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("kind", DECODED)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_blocks_that_are_decoded_in_the_cache(kind: str, target: Target, rng: np.random.Generator) -> None:
+    """Random bytes: what no encoder writes must be read as well."""
+    scheme, n = schemes.Scheme(f"gguf_{kind}"), 7
+    form = block_format(kind)
+    for k in (form.elements, 1024 + 3 * form.elements):
+        codes = random_blocks(form, n * k // form.elements, rng).reshape(-1)
+        exact = scheme.decode(codes, k=k, n=n).astype(np.float64)
+        made = _compiled(scheme, codes, k, target=target)
+        assert [s.label for s in made.lir.schedule] == ["dequant_matmul"]
+        for rows in (1, 3, 9):
+            x = rng.standard_normal((rows, k)).astype(np.float32)
+            usual = np.linalg.norm(x) * np.linalg.norm(exact) / np.sqrt(k)
+            assert np.linalg.norm(made.run(x=x)[0] - x @ exact) <= 2e-6 * usual, (k, rows)
 
 
 def test_steps_name_every_eight_once() -> None:

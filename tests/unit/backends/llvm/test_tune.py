@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import strata as st
-from strata.backends.llvm.codegen import tune
 from strata.backends.llvm.codegen.compile import compile_kernel, lower, machine_of
+from strata.backends.llvm.codegen.compile_batch import template_of
+from strata.backends.llvm.gemm.tiles import near_tiles
+from strata.backends.llvm.runtime import tune
 from strata.core import Target, f64, sym
-from strata.kernel import Changes
-from strata.lir import parse_module, show_module
+from strata.errors import CompileError, ParseError
+from strata.kernel import Changes, PoolTiles, Schedule, check_own_schedule, parse_schedule
+from strata.lir import KEPT, Lir, Step, parse_module, show_module
 from tests.unit.kernel import samples
 
 SAMPLES = {
@@ -86,12 +90,95 @@ def test_a_candidate_with_other_results_is_refused() -> None:
     assert bench.measure([schedule]) == [None]
 
 
-def test_products_and_empty_kernels_keep_their_schedules() -> None:
-    g = st.Graph("mixed")
-    x, w = g.input("x", (32, 48), "f32"), g.param("w", (48, 16), "f32")
-    g.outputs((x @ w).relu(), x.reshape((32 * 48,))[:0].exp())
+def test_empty_kernels_keep_their_schedules() -> None:
+    g = st.Graph("empty")
+    x = g.input("x", (32, 48), "f32")
+    g.outputs(x.reshape((32 * 48,))[:0].exp())
     lir = st.CompilePipeline("cpu", st.CompileOptions(tune="beam")).compile(g).lir
     assert not any(k.schedule for k in lir.kernels.values())
+
+
+# -------------------------------------------------------------------------------------------------------- templates
+
+
+def _step_of(kind: str) -> tuple[Lir, Step]:
+    g = st.Graph(kind)
+    if kind == "pool":
+        x = g.input("x", (3, 5, 24, 40))
+        g.outputs(st.ops.max_pool2d(x, 3, 2, 1) * 2.0)
+    elif kind == "conv":
+        x, w = g.input("x", (1, 16, 12, 20)), g.param("w", (24, 16, 3, 3))
+        g.outputs(st.ops.conv2d(x, w, padding=1).relu())
+    else:
+        m = st.sym("m", 1, 300) if kind == "open" else 70
+        x, w = g.input("x", (m, 90)), g.param("w", (90, 100))
+        g.outputs((x @ w).gelu())
+    lir = st.CompilePipeline("cpu").compile(g).lir
+    found = [s for s in lir.schedule if _first(lir, s) is not None]
+    return lir, found[0]
+
+
+def _first(lir: Lir, step: Step) -> Any:
+    if step.kernel is None:
+        return None
+    kept = [b for b, x in zip(step.kernel.input_names, step.inputs, strict=True) if lir.buffer(x).role in KEPT]
+    return template_of(step.kernel, Target.host(), step, frozenset(kept), step.convolves)
+
+
+@pytest.mark.parametrize("kind", ["matmul", "open", "conv", "pool"])
+def test_tiles_near_the_heuristics_give_the_same_bits(kind: str) -> None:
+    lir, step = _step_of(kind)
+    first, registers = _first(lir, step)
+    bench = tune._StepBench(tune.step_alone(lir, step), Target.host(), 2)
+    assert bench.measure([Schedule((first,))]) != [None]
+    if isinstance(first, PoolTiles):
+        near = [PoolTiles(1, 2), PoolTiles(1, 5), PoolTiles(2, 12)]
+    else:
+        near = list(dict.fromkeys(near_tiles(first, registers)))[::3]
+    tried = [one for one in near if bench._ready(Schedule((one,))) is not None]
+    assert len(tried) >= 3, "most of what is near fits"
+    for one in tried:
+        assert parse_schedule(str(Schedule((one,)))).actions == (one,)
+    unfit = [one for one in near if one not in tried]
+    for one in unfit:  # refused because it does not fit, not because its bits differ
+        with pytest.raises((CompileError, AssertionError)):
+            bench._made(Schedule((one,)))
+
+
+def test_a_plan_with_searched_tiles_reads_back_and_has_the_bits_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_is_fastest(self: Any, runs: Any, rounds: int = 1) -> dict[int, float]:
+        return {at: 1.0 / (at + 2) for at in runs}
+
+    def first_is_fastest(self: Any, one: Schedule, other: Schedule) -> tuple[float, float]:
+        return 1.0, 2.0
+
+    monkeypatch.setattr(tune._Bench, "_times", last_is_fastest)
+    monkeypatch.setattr(tune._Bench, "compare", first_is_fastest)
+    g = st.Graph("searched")
+    x, w = g.input("x", (75, 96)), g.param("w", (96, 130))
+    g.outputs((x @ w).relu())
+    plain, tuned = (st.Session("cpu").compile(g, st.CompileOptions(tune=how)) for how in ("heuristic", "beam"))
+    (kernel,) = tuned.lir.kernels.values()
+    assert kernel.schedule.startswith("matmul tile ")
+    assert parse_module(show_module(tuned.lir)) == tuned.lir
+    rng = np.random.default_rng(0)
+    x0, w0 = rng.random((75, 96), np.float32), rng.random((96, 130), np.float32)
+    for compiled in (plain, tuned):
+        compiled.set_param("w", w0)
+    assert (plain.run(x=x0)[0] == tuned.run(x=x0)[0]).all()
+
+
+def test_tiles_that_do_not_fit_are_refused() -> None:
+    lir, step = _step_of("matmul")
+    first, _ = _first(lir, step)
+    bench = tune._StepBench(tune.step_alone(lir, step), Target.host(), 1)
+    for change in ({"rows": 0}, {"panels": 0}, {"rows": 1 << 20}, {"k_block": 3}, {"vectors": 99}):
+        with pytest.raises(CompileError, match="does not fit"):
+            bench._made(Schedule((replace(first, **change),)))
+    with pytest.raises(CompileError, match="it is of a template, and this kernel is loops"):
+        check_own_schedule(replace(samples.softmax(8, 64).kernel, schedule=str(first)))
+    with pytest.raises(ParseError, match="stands alone"):
+        parse_schedule(f"{first}; parallel 1 grain 1")
 
 
 def test_random_values_stay_inside_what_they_index() -> None:

@@ -5,9 +5,7 @@ What a GPU does is not shown here; that the right code is launched on the right 
 
 from __future__ import annotations
 
-import ctypes
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,20 +13,19 @@ import numpy as np
 import pytest
 
 from strata.backends.offload import OffloadBackend
+from strata.backends.recipe import Copy
 from strata.backends.triton import cuda
-from strata.backends.triton.compile import Binary
+from strata.backends.triton.calls import PreparedLaunch
 from strata.backends.triton.cuda import CudaDriver
-from strata.backends.triton.launches import SHORT, KernelLaunch, Launches
-from strata.backends.triton.render import TritonProgram
-from strata.backends.triton.target import Gpu
-from strata.core import TABLES, f32, substitute, sym
+from strata.backends.triton.launches import SHORT, LaunchSequence
+from strata.core import f32, sym
 from strata.errors import DeviceError, OutOfMemoryError, RunError
-from strata.kernel import interpret, parse_kernel
+from strata.kernel import parse_kernel
 from strata.lir import plan
 from strata.mir import Graph, evaluate
 from strata.ops import gelu, matmul, reduce_sum, sort
+from tests.fake_cuda import FakeCore, driver_of, fake_binary
 
-PROGRAMS: dict[str, TritonProgram] = {}
 COPY = """kernel @copy(x: f32[8]) -> out: f32[8] {
   axis i in 8
   %0 = x[i]
@@ -36,143 +33,9 @@ COPY = """kernel @copy(x: f32[8]) -> out: f32[8] {
 }"""
 
 
-def fake_binary(program: TritonProgram, gpu: Gpu) -> Binary:
-    """Code that says what it is the code of, with two more pointers as Triton has them."""
-    key = str(len(PROGRAMS))
-    PROGRAMS[key] = program
-    code = json.dumps({"entry": program.name, "key": key}).encode()
-    return Binary(code, program.name, 32 * program.warps, 64 << 10 if "big" in program.name else 128,
-                  len(program.signature) + 2)  # fmt: skip
-
-
-class FakeBuffer:
-    def __init__(self, core: FakeCore, handle: int, size: int, memory: Any = None) -> None:
-        self.core, self.handle, self.size, self.memory = core, handle, size, memory
-
-    def copy_to(self, target: FakeBuffer, *, stream: Any) -> None:
-        assert self.size == target.size, "copies take whole buffers"
-        stream.do(f"copy {self.size}", lambda: ctypes.memmove(target.handle, self.handle, self.size))
-
-    def close(self, stream: Any) -> None:
-        assert self.memory is not None, "only memory of the device is given back"
-        self.core.live.pop(self.handle)
-        stream.do("free", lambda: None)
-
-
-class FakeStream:
-    def __init__(self, core: FakeCore) -> None:
-        self.core = core
-
-    def do(self, what: str, action: Callable[[], Any]) -> None:
-        self.core.log.append(what)
-        action()
-
-    def sync(self) -> None:
-        self.core.log.append("sync")
-        if self.core.broken:
-            raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered\nmore")
-
-
-class FakeGraphBuilder:
-    def __init__(self, core: FakeCore) -> None:
-        self.core = core
-        self.actions: list[tuple[str, Callable[[], Any]]] = []
-        self.state = "new"
-
-    def begin_building(self) -> FakeGraphBuilder:
-        self.state = "building"
-        return self
-
-    def do(self, what: str, action: Callable[[], Any]) -> None:
-        assert self.state == "building"
-        self.actions.append((what, action))
-
-    def end_building(self) -> FakeGraphBuilder:
-        self.state = "built"
-        return self
-
-    def complete(self) -> Any:
-        assert self.state == "built"
-
-        def launch(stream: Any) -> None:
-            self.core.log.append(f"graph of {len(self.actions)}")
-            for _, action in self.actions:
-                action()
-
-        return SimpleNamespace(launch=launch)
-
-
-class FakeCore:
-    """As much of `cuda.core` as the driver uses."""
-
-    def __init__(self, gpus: int = 1, memory: int = 1 << 30) -> None:
-        self.log: list[str] = []
-        self.live: dict[int, np.ndarray] = {}
-        self.room, self.broken = memory, False
-        self.Buffer = SimpleNamespace(from_handle=lambda ptr, size, owner=None: FakeBuffer(self, ptr, size))
-        self.ObjectCode = SimpleNamespace(from_cubin=self.load)
-        self.Device = SimpleNamespace(get_all_devices=lambda: tuple(self.device(i) for i in range(gpus)))
-        self.LaunchConfig = SimpleNamespace
-        self.currents = 0
-
-    def device(self, number: int) -> Any:
-        return SimpleNamespace(
-            device_id=number, name="Fake H200", compute_capability=(9, 0), set_current=self.use,
-            create_stream=lambda: FakeStream(self), create_graph_builder=lambda: FakeGraphBuilder(self),
-            memory_resource=SimpleNamespace(allocate=self.allocate),
-        )  # fmt: skip
-
-    def use(self) -> None:
-        self.currents += 1
-
-    def allocate(self, size: int, *, stream: Any) -> FakeBuffer:
-        assert isinstance(stream, FakeStream)
-        if sum(a.size for a in self.live.values()) + size > self.room:
-            raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: The API call failed because it was unable to allocate")
-        memory = np.full(size, 0xA5, np.uint8)
-        self.live[memory.ctypes.data] = memory
-        return FakeBuffer(self, memory.ctypes.data, size, memory)
-
-    def load(self, code: bytes) -> Any:
-        about = json.loads(code)
-        return SimpleNamespace(get_kernel=lambda name: SimpleNamespace(name=name, key=about["key"], handle=7))
-
-    def launch(self, stream: Any, config: Any, function: Any, *arguments: int) -> None:
-        program = PROGRAMS[function.key]
-        assert len(arguments) == len(program.signature) + 2
-        assert arguments[-2:] == (0, 0)
-        assert config.block == (32 * program.warps, 1, 1)
-        assert len(config.grid) == 3
-        stream.do(f"launch {program.name}", lambda: execute(self, program, config.grid, arguments))
-
-
-def execute(core: FakeCore, program: TritonProgram, grid: tuple[int, ...], arguments: tuple[int, ...]) -> None:
-    """The meaning of a program's kernel on memory that is live."""
-    count = len(program.buffers)
-    sizes = {str(d): n for d, n in zip(program.sizes, arguments[count:-2], strict=True)}
-    wanted = tuple(substitute(d, sizes) for d in program.grid)
-    assert grid[: len(wanted)] == wanted
-    arrays = {}
-    for buffer, address in zip(program.buffers, arguments, strict=False):
-        assert address in core.live, f"{buffer.name} is not on the device"
-        (elements,) = (substitute(d, sizes) for d in buffer.shape)
-        size = elements * buffer.dtype.itemsize  # type: ignore[operator]
-        arrays[buffer.name] = core.live[address][:size].view(buffer.dtype.np)
-    names = {b.name for b in program.buffers}
-    kernel = program.kernel
-    inputs = [arrays[b.name].copy() if b.name in names else np.zeros(0, b.dtype.np) for b in kernel.inputs]
-    results = interpret(kernel, inputs, sizes, [arrays[b.name] for b in kernel.outputs])
-    for buffer, result in zip(kernel.outputs, results, strict=True):
-        arrays[buffer.name][...] = result
-
-
 @pytest.fixture
 def core() -> FakeCore:
     return FakeCore()
-
-
-def driver_of(core: FakeCore) -> CudaDriver:
-    return CudaDriver(core=core, compiler=fake_binary)
 
 
 def run(made: Any, inputs: list[np.ndarray], binding: Mapping[str, int] | None = None) -> list[np.ndarray]:
@@ -212,7 +75,7 @@ def test_the_second_run_is_one_graph(core: FakeCore) -> None:
         steps = len(made.lir.schedule)
         assert launches == ([f"graph of {steps}"] if time else ["launch k0"] * steps)
     assert driver.replays == 3
-    assert core.currents > 4  # any thread may come
+    assert core.currents  # whoever comes first makes the device its own
 
 
 def test_sizes_that_change_are_launched_one_by_one(core: FakeCore) -> None:
@@ -242,7 +105,8 @@ def test_host_steps_see_what_was_launched(core: FakeCore) -> None:
 def test_memory_that_a_waiting_launch_reads_is_not_overwritten(core: FakeCore) -> None:
     driver = driver_of(core)
     made = driver.make(parse_kernel(COPY))
-    a, b = driver.allocate(64), driver.allocate(64)
+    buffers = driver.allocate(64), driver.allocate(64)
+    a, b = map(driver.place, buffers)
     first, second = np.arange(8, dtype=np.float32), np.full(8, 9, np.float32)
     driver.write(a, first)
     driver.launch(made, [a, b], {})
@@ -251,7 +115,7 @@ def test_memory_that_a_waiting_launch_reads_is_not_overwritten(core: FakeCore) -
     driver.read(b, got)
     np.testing.assert_array_equal(got, first)
     driver.copy(a, b, 32)
-    driver.release(a)  # after the copy
+    driver.release(buffers[0])  # after the copy
     driver.read(b, got)
     np.testing.assert_array_equal(got, second)
     driver.write(b, np.empty((0, 3), np.float32))
@@ -283,7 +147,7 @@ def test_shared_memory_beyond_the_usual_is_asked_for(core: FakeCore, monkeypatch
     kernel = parse_kernel(COPY.replace("@copy", "@big"))
     driver = driver_of(core)
     driver.make(kernel)
-    assert asked == [(8, 64 << 10, 7, 0)]
+    assert [(a[0], a[1], a[3]) for a in asked] == [(8, 64 << 10, 0)]
     driver._made.clear()
     with pytest.raises(RunError, match="65536 bytes of shared memory"):
         driver.make(kernel)
@@ -292,7 +156,7 @@ def test_shared_memory_beyond_the_usual_is_asked_for(core: FakeCore, monkeypatch
 @pytest.mark.parametrize(("gpus", "number", "reason"), [(0, 0, "there is no GPU"), (2, 2, "there are 2 GPUs")])
 def test_a_gpu_that_is_not_there(gpus: int, number: int, reason: str) -> None:
     with pytest.raises(DeviceError, match=f"is not available: {reason}") as found:
-        CudaDriver(number, core=FakeCore(gpus), compiler=fake_binary)
+        CudaDriver(number, core=FakeCore(gpus), calls=object(), compiler=fake_binary)
     assert "pip install" in str(found.value.fix)
 
 
@@ -313,25 +177,88 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda.count() == 0
 
 
-def test_sequences_are_captured_when_they_come_again() -> None:
-    log: list[str] = []
-    queue = Launches("stream", lambda calls: lambda: log.append(f"graph {[c.key for c in calls]}"))
+def prepared(key: str, *operands: tuple[int, int]) -> PreparedLaunch:
+    patches = [(i, *operand) for i, operand in enumerate(operands)]
+    return PreparedLaunch(key, 0, (1,), 32, 0, [0] * len(operands), patches)
 
-    def add(*keys: str) -> None:
-        for key in keys:
-            queue.add(KernelLaunch(key, frozenset((ord(key[0]),)), lambda on, key=key: log.append(f"{key} on {on}")))
 
-    add("a", "b")
-    assert queue.touches(ord("a"))
-    assert not queue.touches(ord("c"))
-    queue.flush()
-    assert log == ["a on stream", "b on stream"]
+class Log:
+    """Calls that are only written down."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def launch(self, launch: PreparedLaunch, stream: int) -> None:
+        self.lines.append(f"{launch.entry}{list(launch.arguments)}")
+
+    def copy(self, source: int, target: int, size: int, stream: int) -> None:
+        self.lines.append(f"copy {source} {target} {size}")
+
+    def graph(self, launches: list[PreparedLaunch]) -> Any:
+        self.lines.append(f"graph of {len(launches)}")
+        return SimpleNamespace(
+            set=lambda at: self.lines.append(f"set {launches[at].entry}{list(launches[at].arguments)}"),
+            launch=lambda stream: self.lines.append("launch"),
+        )
+
+
+def test_a_sequence_becomes_one_graph_whose_addresses_are_set() -> None:
+    calls = Log()
+    sequence = LaunchSequence(calls, [prepared(key, (at % 2, 8 * at)) for at, key in enumerate("abcde")])
+    sequence.play([100, 200], 1)
+    assert calls.lines == ["a[100]", "b[208]", "c[116]", "d[224]", "e[132]"]
+    calls.lines.clear()
+    assert sequence.play([100, 200], 1) == 1
+    assert calls.lines == ["graph of 5", "launch"]
+    calls.lines.clear()
+    sequence.play([100, 200], 1)
+    sequence.play([100, 300], 1)
+    assert sorted(calls.lines) == ["launch", "launch", "set b[308]", "set d[324]"]
+
+
+def test_a_graph_whose_addresses_were_set_in_part_is_set_whole_the_next_time() -> None:
+    calls = Log()
+    sequence = LaunchSequence(calls, [prepared(key, (at % 2, 8 * at)) for at, key in enumerate("abcde")])
+    for _ in range(2):
+        sequence.play([100, 200], 1)
+    graph = sequence.parts[0]._graph  # type: ignore[union-attr]
+    whole, count = graph.set, iter(range(5))
+
+    def interrupted(at: int) -> None:
+        if next(count) == 1:
+            raise KeyboardInterrupt
+        whole(at)
+
+    graph.set = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        sequence.play([300, 400], 1)
+    graph.set = whole
+    calls.lines.clear()
+    sequence.play([100, 200], 1)
+    assert sorted(calls.lines) == [
+        "launch",
+        *(f"set {text}" for text in ("a[100]", "b[208]", "c[116]", "d[224]", "e[132]")),
+    ]
+
+
+def test_short_sequences_are_launched_and_copies_of_memory_to_itself_are_none() -> None:
+    calls = Log()
+    few = [prepared(str(n), (0, 0)) for n in range(SHORT)]
+    sequence = LaunchSequence(calls, [*few, Copy((0, 8), (1, 0), 4), Copy((0, 0), (2, 0), 4)])
     for _ in range(3):
-        add(*"abcde"[: SHORT + 1])
-        queue.flush()
-    assert log[2:] == [f"{key} on stream" for key in "abcd"] + ["graph ['a', 'b', 'c', 'd']"] * 2
-    most = TABLES["cuda graphs"].capacity
-    for n in range(2 * most):  # what is kept is bounded
-        add(*(f"{c}{n}" for c in "abcd"))
-        queue.flush()
-    assert len(queue._seen) == most
+        assert sequence.play([100, 200, 100], 1) == 0
+    assert calls.lines == [*(f"{n}[100]" for n in range(SHORT)), "copy 108 200 4"] * 3
+
+
+def test_copies_of_memory_to_itself_do_not_cut_a_graph() -> None:
+    calls = Log()
+    actions: list[PreparedLaunch | Copy] = []
+    for n in range(4):
+        actions += [prepared(str(n), (0, 8 * n)), Copy((1, 0), (2, 0), 4)]
+    sequence = LaunchSequence(calls, actions)
+    for _ in range(2):
+        sequence.play([100, 200, 200], 1)
+    assert calls.lines == ["0[100]", "1[108]", "2[116]", "3[124]", "graph of 4", "launch"]
+    calls.lines.clear()
+    sequence.play([100, 200, 300], 1)
+    assert calls.lines == [line for n in range(4) for line in (f"{n}[{100 + 8 * n}]", "copy 200 300 4")]

@@ -175,3 +175,30 @@ def test_integer_convolution(rng) -> None:
     reference = onnx.reference.ReferenceEvaluator(proto)
     np.testing.assert_array_equal(result, reference.run(None, {"x": x})[0])
     assert types == [("u8", "i8")]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("code", [np.uint8, np.int8])
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 0, 2, 1]])
+def test_convolutions_of_a_zero_point_that_a_run_knows(groups: int, code: Any, pads: list[int]) -> None:
+    """Codes are summed as they are: the zero point of x is around it, that of each filter is taken off afterwards."""
+    rng = np.random.default_rng(3)
+    info = np.iinfo(code)
+    w = rng.integers(info.min, info.max + 1, (6, 4 // groups, 3, 2)).astype(code)
+    points = rng.integers(info.min, info.max + 1, 6).astype(code)
+    port, kinds = onnx.helper.make_tensor_value_info, onnx.TensorProto
+    node = onnx.helper.make_node("ConvInteger", ["x", "w", "a", "b"], ["y"], pads=pads, group=groups, strides=[1, 2])
+    graph = onnx.helper.make_graph(
+        [node], "g", [port("x", kinds.UINT8, ["n", 4, "h", "v"]), port("a", kinds.UINT8, [])],
+        [port("y", kinds.INT32, None)], [numpy_helper.from_array(w, "w"), numpy_helper.from_array(points, "b")],
+    )  # fmt: skip
+    model = load(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8))
+    for zero, size in ((0, 5), (131, 8), (255, 3)):
+        x = rng.integers(0, 256, (2, 4, size, 6)).astype(np.uint8)
+        (got,) = model.run(x=x, a=np.uint8(zero))
+        wide = np.pad(x.astype(np.int64) - zero, [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])])
+        views = np.lib.stride_tricks.sliding_window_view(wide, (3, 2), (2, 3))[:, :, :, ::2]
+        filters = w.astype(np.int64) - points.reshape(-1, 1, 1, 1)
+        parts = zip(np.split(views, groups, 1), np.split(filters, groups, 0), strict=True)
+        want = np.concatenate([np.einsum("nchwij,ocij->nohw", a, b) for a, b in parts], 1)
+        np.testing.assert_array_equal(got, want)

@@ -1,0 +1,101 @@
+"""`python -m benchmarks.gpu_page rows.json docs/benchmarks-gpu.md`: the page of the GPU rows, losses first."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HEAD = """# Benchmarks on a GPU
+
+Written by `python -m benchmarks.gpu_page` from the rows of `python -m benchmarks.gpu` on {device} with PyTorch {torch}.
+Times are of kernels, in milliseconds: medians of CUDA events around replays of a captured graph, all contenders in one
+process on the same random data. JAX is timed by the clock over ten calls, where it has a row. "Share" is the best
+peer's time over strata's: above 1, strata is faster. "Of the limit" is the larger of the shares of the copy bandwidth
+(4.1 TB/s) and of cuBLAS's best rate in bf16 (790 TFLOP/s). First calls include compiling.
+
+Rows are sorted: losses first.
+"""
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return (
+        f"{value:.4f}"
+        if isinstance(value, float) and value < 10
+        else f"{value:.2f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def limit(row: dict[str, Any]) -> float | None:
+    """The share of what the card can do."""
+    rate = row.get("tflops", 0.0) / 790 if "f32" not in row["work"] else 0.0
+    return max(row.get("of_copy", 0.0), rate) or None
+
+
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| work | strata | torch | torch.compile | jax | share | TFLOP/s | of the limit | kernels | first call, s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in sorted(rows, key=lambda r: r["of_best_peer"]):
+        times = [cell(r.get(name)) for name in ("strata_ms", "torch_ms", "torch_compile_ms", "jax_ms")]
+        first = cell(r.get("first_s"))
+        if "torch_compile_first_s" in r:
+            first += f" (torch.compile {r['torch_compile_first_s']})"
+        rest = [f"{r['of_best_peer']:.2f}", cell(r.get("tflops")), share(limit(r)), str(r["kernels"]), first]
+        lines.append(f"| {r['work']} | " + " | ".join([*times, *rest]) + " |")
+    return "\n".join(lines)
+
+
+TITLES = {
+    "models": "Models",
+    "gemm": "Matmuls, bf16",
+    "quantised": "Quantised weights, x in bf16",
+    "attention": "Attention, bf16",
+    "training": "Attention with gradients, bf16",
+    "memory": "What is bound by memory, bf16",
+    "conv": "Convolutions",
+}
+NOTES = {
+    "models": "Behind the embeddings, weights random. The decode step reads a KV cache and all weights once.",
+    "gemm": "Sizes are rows x terms x columns.",
+    "quantised": "Rows x terms x columns, with blocks as files have them; torch multiplies the same weights in bf16.",
+    "attention": "batch x heads (key heads) x queries x keys x width.",
+    "training": "Forward and backward; strata's backward pass computes the statistics of rows again.",
+}
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    about = rows[0]
+    found = [r for r in rows[1:] if "of_best_peer" in r]
+    parts = [HEAD.format(device=about["device"], torch=about["torch"])]
+    for group, title in TITLES.items():
+        mine = [r for r in found if r["group"] == group]
+        if mine:
+            parts += [f"## {title}\n", *([NOTES[group] + "\n"] if group in NOTES else []), table(mine) + "\n"]
+    failed = [r for r in rows[1:] if "fails" in r or not r.get("right", True)]
+    if failed:
+        parts += [
+            "## Rows that fail\n",
+            *(f"- {r['work']}: {r.get('fails', 'wrong by ' + str(r.get('error')))}" for r in failed),
+        ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def main() -> int:
+    source, target = sys.argv[1:]
+    Path(target).write_text(page(json.loads(Path(source).read_text())), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

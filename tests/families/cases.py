@@ -1,0 +1,130 @@
+"""Small models of every family of images, speech and encoder-decoders: a class of transformers, sizes, inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model: its class, its configuration, what goes in, and which results are compared."""
+
+    model: str
+    config: dict[str, Any]
+    inputs: Callable[[np.random.Generator], Arrays]
+    outputs: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)  # of the call in transformers
+    tokens: bool = False  # whether text is generated, too
+    generation: dict[str, Any] = field(default_factory=dict)  # what generation_config.json says of speech
+
+
+def images(height: int, width: int, count: int = 3) -> Callable[[np.random.Generator], Arrays]:
+    return lambda rng: {"pixel_values": rng.standard_normal((count, 3, height, width)).astype(np.float32)}
+
+
+def images_and_texts(height: int, width: int) -> Callable[[np.random.Generator], Arrays]:
+    def make(rng: np.random.Generator) -> Arrays:
+        ids = rng.integers(3, 50, (4, 9))
+        ids[np.arange(4), (4, 8, 6, 8)] = 50  # the end of a text
+        mask = np.arange(9) <= np.array((4, 8, 6, 8))[:, None]
+        return {**images(height, width)(rng), "input_ids": ids, "attention_mask": mask}
+
+    return make
+
+
+def sources(rng: np.random.Generator) -> Arrays:
+    """Sources of three lengths, and what the decoder has made."""
+    mask = np.arange(11) < np.array((11, 5, 8))[:, None]
+    ids = np.where(mask, rng.integers(5, 90, mask.shape), 0)
+    return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": rng.integers(5, 90, (3, 7))}
+
+
+def speech(rng: np.random.Generator) -> Arrays:
+    """Features of two windows, and what the decoder has made."""
+    features = rng.standard_normal((2, 16, 64)).astype(np.float32)
+    return {"input_features": features, "decoder_input_ids": rng.integers(0, 50, (2, 7))}
+
+
+def waveforms(rng: np.random.Generator) -> Arrays:
+    """Sounds of two lengths."""
+    mask = np.arange(900) < np.array((900, 611))[:, None]
+    return {"input_values": np.where(mask, rng.standard_normal(mask.shape), 0).astype(np.float32),
+            "attention_mask": mask}  # fmt: skip
+
+
+TEXT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=60,
+            max_position_embeddings=20, eos_token_id=50, bos_token_id=49, pad_token_id=50)  # fmt: skip
+VIT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=24,
+           patch_size=8, num_labels=5)  # fmt: skip
+RESIZED = {"interpolate_pos_encoding": True}
+STATES = ("last_hidden_state", "pooler_output")
+PAIRS = ("logits_per_image", "image_embeds", "text_embeds")
+T5 = dict(vocab_size=100, d_model=32, d_kv=8, d_ff=48, num_layers=3, num_decoder_layers=2, num_heads=4,
+          decoder_start_token_id=0, eos_token_id=1, pad_token_id=0)  # fmt: skip
+BART = dict(vocab_size=100, d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64,
+            bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2,
+            forced_eos_token_id=2)  # fmt: skip
+WHISPER = dict(vocab_size=140, d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4,
+               decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_source_positions=32,
+               max_target_positions=48, num_mel_bins=16, pad_token_id=50, bos_token_id=50, eos_token_id=50,
+               decoder_start_token_id=51)  # fmt: skip
+SPOKEN = dict(is_multilingual=True, lang_to_id={"<|en|>": 52, "<|de|>": 53, "<|fr|>": 54}, max_length=48,
+              task_to_id={"transcribe": 55, "translate": 56}, no_timestamps_token_id=60, eos_token_id=50,
+              max_initial_timestamp_index=20, decoder_start_token_id=51, pad_token_id=50,
+              suppress_tokens=[1, 2, 7, *range(51, 60)], begin_suppress_tokens=[3, 50],
+              return_timestamps=False)  # fmt: skip
+WAVES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+             conv_dim=(16, 16, 24), conv_stride=(5, 2, 2), conv_kernel=(10, 3, 3), num_conv_pos_embeddings=16,
+             num_conv_pos_embedding_groups=4, vocab_size=20)  # fmt: skip
+STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True}
+RESNET = dict(embedding_size=8, hidden_sizes=[16, 32, 48], depths=[1, 2, 1], num_labels=5)
+CONVNEXT = dict(hidden_sizes=[8, 16, 24, 32], depths=[1, 2, 1, 1], num_labels=5)
+SEGFORMER = dict(hidden_sizes=[8, 16, 24, 32], depths=[1, 2, 1, 1], decoder_hidden_size=16, num_labels=5)
+MADE = ("logits", "encoder_last_hidden_state")
+CASES: dict[str, Case] = {
+    "vit": Case("ViTForImageClassification", VIT, images(24, 24), ("logits",)),
+    "vit, states": Case("ViTModel", VIT, images(24, 24), STATES),
+    "vit, other size": Case("ViTForImageClassification", VIT, images(40, 32), ("logits",), RESIZED),
+    "deit": Case("DeiTForImageClassificationWithTeacher", VIT, images(24, 24),
+                 ("logits", "cls_logits", "distillation_logits")),
+    "dinov2": Case("Dinov2ForImageClassification", {**VIT, "mlp_ratio": 2}, images(40, 32), ("logits",)),
+    "dinov2_with_registers": Case("Dinov2WithRegistersModel", {**VIT, "use_swiglu_ffn": True}, images(32, 40), STATES),
+    "clip": Case("CLIPModel", {"text_config": TEXT, "vision_config": VIT, "projection_dim": 16},
+                 images_and_texts(24, 24), PAIRS),
+    "clip, old end of text": Case(
+        "CLIPModel", {"text_config": {**TEXT, "eos_token_id": 2}, "vision_config": VIT, "projection_dim": 16},
+        images_and_texts(40, 32), PAIRS, RESIZED),
+    "clip_vision_model": Case("CLIPVisionModelWithProjection", {**VIT, "projection_dim": 16}, images(24, 24),
+                              ("image_embeds", "last_hidden_state")),
+    "siglip": Case("SiglipModel", {"text_config": TEXT, "vision_config": VIT}, images_and_texts(24, 24), PAIRS),
+    "siglip_vision_model": Case("SiglipVisionModel", VIT, images(24, 24), STATES),
+    "t5": Case("T5ForConditionalGeneration", T5, sources, MADE, tokens=True),
+    "t5, gated": Case(
+        "T5ForConditionalGeneration",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "relative_attention_max_distance": 8,
+         "relative_attention_num_buckets": 8}, sources, MADE, tokens=True),
+    "mt5": Case("MT5ForConditionalGeneration", T5, sources, MADE, tokens=True),
+    "umt5": Case("UMT5ForConditionalGeneration", T5, sources, MADE, tokens=True),
+    "bart": Case("BartForConditionalGeneration", BART, sources, MADE, tokens=True),
+    "mbart": Case("MBartForConditionalGeneration", {**BART, "scale_embedding": True}, sources, MADE, tokens=True),
+    "whisper": Case("WhisperForConditionalGeneration", WHISPER, speech, MADE, generation=SPOKEN),
+    "wav2vec2": Case("Wav2Vec2ForCTC", WAVES, waveforms, ("logits",)),
+    "wav2vec2, norms first": Case("Wav2Vec2ForCTC", {**WAVES, **STABLE}, waveforms, ("logits",)),
+    "hubert": Case("HubertForCTC", WAVES, waveforms, ("logits",)),
+    "hubert, norms first": Case("HubertModel", {**WAVES, **STABLE, "num_conv_pos_embeddings": 15}, waveforms,
+                                ("last_hidden_state",)),
+    "resnet": Case("ResNetForImageClassification", RESNET, images(64, 48), ("logits",)),
+    "resnet, basic": Case("ResNetModel", {**RESNET, "layer_type": "basic", "downsample_in_first_stage": True},
+                          images(48, 64), STATES),
+    "convnext": Case("ConvNextForImageClassification", CONVNEXT, images(64, 96), ("logits",)),
+    "convnextv2": Case("ConvNextV2ForImageClassification", CONVNEXT, images(64, 64), ("logits",)),
+    "segformer": Case("SegformerForSemanticSegmentation", SEGFORMER, images(64, 96), ("logits",)),
+    "segformer, labels": Case("SegformerForImageClassification", SEGFORMER, images(64, 64), ("logits",)),
+}  # fmt: skip

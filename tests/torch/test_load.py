@@ -1,0 +1,103 @@
+"""Exported programs as models, graphs as modules, tensors both ways."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import strata as st
+
+
+def small() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval()
+
+
+def test_a_module_of_any_batch() -> None:
+    model, x = small(), torch.randn(4, 8)
+    loaded = st.torch.load(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
+    for n in (1, 4, 9):
+        given = torch.randn(n, 8)
+        np.testing.assert_allclose(loaded(given.numpy()), model(given).detach().numpy(), rtol=1e-5, atol=1e-6)
+    assert sorted(loaded.params) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+def test_a_file_runs_without_torch(tmp_path: Path) -> None:
+    model, x = small(), torch.randn(4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(model, (x,)), tmp_path / "model.pt2")
+    st.torch.load(tmp_path / "model.pt2").save(tmp_path / "model.strata")
+    np.save(tmp_path / "x.npy", x.numpy())
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import numpy as np, strata as st\n"
+        "np.save('y.npy', st.load_compiled('model.strata').run(input=np.load('x.npy'))[0])\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), model(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_buffers_are_kept_from_run_to_run() -> None:
+    class Counting(torch.nn.Module):
+        seen: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += 1
+            return x + self.seen
+
+    loaded = st.torch.load(Counting(), torch.zeros(2))
+    assert list(loaded.inputs) == ["x"]
+    assert [loaded(np.zeros(2, np.float32))[0] for _ in range(3)] == [1, 2, 3]
+
+
+def test_results_of_a_dictionary_have_its_names() -> None:
+    class Named(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"sine": x.sin(), "twice": x * 2}
+
+    assert set(st.torch.load(Named(), torch.ones(2)).run(x=np.ones(2, np.float32))) == {"sine", "twice"}
+
+
+def test_layouts_views_and_inputs_among_results() -> None:
+    class Mixed(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = (x * 2).permute(1, 0)
+            return y, y[:1], x, x.contiguous().sum(0)
+
+    x = torch.randn(3, 4)
+    found = st.torch.load(Mixed(), x)(x.numpy())
+    for ours, theirs in zip(found, Mixed()(x), strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)
+
+
+def test_a_graph_is_a_module_with_gradients() -> None:
+    model, x = small(), torch.randn(4, 8, requires_grad=True)
+    wrapped = st.torch.wrap(st.torch.load(model, (x.detach(),)).graph)
+    wrapped(x).square().sum().backward()
+    ours, x.grad = x.grad, None
+    model(x).square().sum().backward()
+    torch.testing.assert_close(ours, x.grad)
+    torch.testing.assert_close(wrapped.get_parameter("0_weight").grad, model[0].weight.grad)
+
+
+def test_tensors_share_their_memory() -> None:
+    theirs = torch.ones(3)
+    ours = st.from_torch(theirs)
+    theirs[0] = 5
+    assert ours.numpy()[0] == 5
+    made = st.zeros((3,)).realize()
+    back = st.to_torch(made)
+    back[1] = 7
+    assert made.numpy()[1] == 7
+    assert st.to_torch(st.ones((2,), dtype="bf16")).dtype is torch.bfloat16

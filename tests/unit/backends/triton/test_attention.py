@@ -1,0 +1,93 @@
+"""Attention as Triton text: which programs there are, and that they are Python which defines its function.
+
+What they compute is checked in Triton's interpreter: `tests/backends/triton_attention.py`."""
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from strata import ops
+from strata.backends import register_backend, registry
+from strata.backends.triton.attention import render_attention, takes_attention
+from strata.backends.triton.backend import PlannedBackend
+from strata.backends.triton.render import Rendered
+from strata.backends.triton.target import Gpu
+from strata.core import DType, bf16, f32, f64, i64, sym
+from strata.mir import Graph
+from strata.runtime import CompilePipeline
+
+HOPPER = Gpu.named("sm_90")
+
+
+@pytest.fixture(autouse=True)
+def _no_device_stays() -> Iterator[None]:
+    yield
+    with registry._lock:
+        registry._made.pop("triton_planned", None)
+
+
+def planned(q: tuple[Any, ...], kv: tuple[Any, ...], dtype: DType = bf16, **options: Any) -> list[Any]:
+    register_backend("triton_planned", PlannedBackend(HOPPER))
+    g = Graph("attention")
+    inputs = [g.input(name, dtype[shape]) for name, shape in (("q", q), ("k", kv), ("v", kv))]
+    offset = g.input("offset", i64[1]) if options.pop("cached", False) else None
+    g.outputs(ops.attention(*inputs, layout="bhsd", offset=offset, **options))
+    return list(CompilePipeline("triton_planned").compile(g).lir.schedule)
+
+
+def rendered(*args: Any, given: str = "", **options: Any) -> Rendered:
+    (step,) = planned(*args, **options)
+    made = render_attention(step.nodes[0], step.views, HOPPER, given)
+    for program in made.programs:
+        for interpreted in (False, True):
+            tree = ast.parse(program.text(interpreted=interpreted))
+            assert program.name in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+    return made
+
+
+def test_attention_is_one_program_with_two_dots_in_a_loop():
+    made = rendered((4, 16, 4096, 128), (4, 16, 4096, 128), given="attention 128 x 64 warps 8 stages 3")
+    (program,) = made.programs
+    assert program.grid == (32, 64)
+    assert program.body.count("for start in range") == 1
+    assert program.body.count("dot_bf16(") == 2
+    assert not made.scratch
+
+
+def test_causal_blocks_below_the_diagonal_have_no_mask():
+    (program,) = rendered((1, 2, 256, 64), (1, 2, 256, 64), causal=True).programs
+    below, diagonal = program.body.split("for start in range")[1:]
+    assert "position" not in below
+    assert "key[None, :] <= position[:, None]" in diagonal
+
+
+def test_a_decode_takes_heads_together_and_keys_in_segments():
+    made = rendered((1, 32, 1, 128), (1, 8, 32768, 128), causal=True, cached=True)
+    first, second = made.programs
+    assert first.grid == (8, 32)
+    assert second.grid == (8, 4)
+    assert [b.name for b in made.scratch] == ["part", "about"]
+
+
+def test_segments_depend_on_keys_alone():
+    one, many = (rendered((n, 8, 1, 64), (n, 8, 2048, 64)).programs[0] for n in (1, 64))
+    assert one.schedule == many.schedule
+
+
+def test_sizes_may_be_symbols():
+    (program,) = rendered((sym("B"), 2, sym("Q"), 64), (sym("B"), 2, sym("K"), 64), causal=True).programs
+    assert len(program.sizes) >= 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "expected"), [(bf16, 64, True), (f32, 256, True), (f32, 512, False), (f64, 64, False)]
+)
+def test_what_is_not_taken_is_decomposed(dtype: DType, width: int, expected: bool):
+    steps = planned((1, 2, 32, width), (1, 2, 32, width), dtype)
+    is_whole = any(
+        s.kernel is None and takes_attention(s.nodes[0].op, [x.type for x in s.nodes[0].inputs]) for s in steps
+    )
+    assert is_whole is expected
+    assert all(s.kernel is not None for s in steps) is not expected

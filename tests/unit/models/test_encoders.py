@@ -1,0 +1,79 @@
+"""Encoders of every family give the vectors that transformers gives (encoder_vectors.json)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata.io import save_safetensors
+from tests.unit.models.encoder_vectors import FAMILIES, FILE, batch, weight
+
+KNOWN: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
+
+
+def folder(path: Path, name: str) -> Path:
+    """A model as a folder."""
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(KNOWN[name]["config"]), "utf-8")
+    weights = {k: weight(k, tuple(shape)) for k, shape in KNOWN[name]["weights"].items()}
+    save_safetensors(path / "model.safetensors", weights)
+    return path
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_vectors(name: str, tmp_path: Path) -> None:
+    ids, mask = batch()
+    model = st.load(folder(tmp_path / "model", name))
+    hidden = model.run(input_ids=ids.astype(np.int32), attention_mask=mask)["last_hidden_state"]
+    mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
+    wanted = np.array(KNOWN[name]["vectors"])
+    cosine = (mean * wanted).sum(1) / np.linalg.norm(mean, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert cosine.min() > 0.99999
+    np.testing.assert_allclose(mean, wanted, atol=2e-5)
+
+
+def test_names_of_the_models_own_checkpoints(tmp_path: Path) -> None:
+    """Nomic's and GTE's first checkpoints join projections and have other names."""
+    ids, mask = batch()
+    joined = {
+        "nomic_bert": (("Wqkv", "attn", ("q_proj", "k_proj", "v_proj")),),
+        "gte": (
+            ("qkv_proj", "attention", ("q_proj", "k_proj", "v_proj")),
+            ("up_gate_proj", "mlp", ("up_proj", "gate_proj")),
+        ),
+    }
+    renamed = {
+        "nomic_bert": (
+            ("layers.", "encoder.layers."), ("embeddings.LayerNorm", "emb_ln"), ("self_attn.o_proj", "attn.out_proj"),
+            ("up_proj", "fc11"), ("gate_proj", "fc12"), ("down_proj", "fc2"), ("post_attention_layernorm", "norm1"),
+            ("post_mlp_layernorm", "norm2"),
+        ),
+        "gte": (
+            ("layers.", "encoder.layer."), ("self_attn.o_proj", "attention.o_proj"),
+            ("post_attention_layernorm", "attn_ln"), ("post_mlp_layernorm", "mlp_ln"),
+        ),
+    }  # fmt: skip
+    for name, rows in joined.items():
+        path = folder(tmp_path / name, name)
+        plain = {k: weight(k, tuple(s)) for k, s in KNOWN[name]["weights"].items()}
+        made: dict[str, np.ndarray] = {}
+        for key, tensor in plain.items():
+            row = next((r for r in rows if any(f".{part}." in key for part in r[2])), None)
+            if row is None:
+                made[key] = tensor
+                continue
+            part = next(p for p in row[2] if f".{p}." in key)
+            if part == row[2][0]:
+                at = f"{key.split('.')[0]}.{key.split('.')[1]}.{row[1]}.{row[0]}.{key.rsplit('.', 1)[1]}"
+                made[at] = np.concatenate([plain[key.replace(part, p)] for p in row[2]])
+        for old, new in renamed[name]:
+            made = {k.replace(old, new): v for k, v in made.items()}
+        save_safetensors(path / "model.safetensors", made)
+        hidden = st.load(path).run(input_ids=ids.astype(np.int32), attention_mask=mask)["last_hidden_state"]
+        mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
+        np.testing.assert_allclose(mean, np.array(KNOWN[name]["vectors"]), atol=2e-5)

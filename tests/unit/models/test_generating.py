@@ -1,0 +1,200 @@
+"""Ways of generating: filters against plain loops, samples of one prompt, beams against all texts, prompts on disk."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.errors import FileError, OptionError
+from strata.models import Decoder, Sampler, load
+from strata.models.decoders import MODULES
+from strata.models.generating.filters import dry_penalties, repetition_lengths, typical, without_top
+from strata.models.generating.together import best_beam, samples
+from strata.serving import Engine
+from tests.unit.models.test_decoder_vectors import folder
+
+PROMPT = [5, 9, 31, 7, 12]
+
+
+class Letters:
+    """A tokenizer of single letters."""
+
+    eos, bos, template = (), None, None
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return [ord(c) % 48 for c in text]
+
+    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
+        return "".join(chr(48 + i) for i in ids)
+
+
+def model(path: Path, name: str = "llama", **options: Any) -> Decoder:
+    made: Decoder = load(folder(path, name), **options)
+    made._tokenizer = Letters()  # type: ignore[assignment]
+    return made
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return model(tmp_path_factory.mktemp("models") / "llama", context=40)
+
+
+def test_typical_tokens(rng: np.random.Generator) -> None:
+    for mass in (0.2, 0.7, 0.95):
+        weights = rng.random(20) ** 4 + 1e-9
+        shares = weights / weights.sum()
+        distance = np.abs(-np.log(shares) + (shares * np.log(shares)).sum())
+        wanted, total = set(), 0.0
+        for i in np.argsort(distance):
+            wanted.add(int(i))
+            total += shares[i]
+            if total >= mass:
+                break
+        assert set(np.flatnonzero(typical(weights, mass)).tolist()) == wanted
+
+
+def test_xtc_leaves_the_least_likely_of_the_likely() -> None:
+    keep = without_top(np.array([5.0, 1.0, 3.0, 0.5, 0.5]), 0.1)
+    assert keep.tolist() == [False, True, False, True, True]
+    assert without_top(np.array([9.0, 0.5, 0.5]), 0.1).all()
+    hot = dict(temperature=1.0, xtc_threshold=0.2)
+    logits = np.log(np.array([0.5, 0.3, 0.2 - 1e-3, 1e-3], np.float32))
+    always, never = (Sampler(xtc_probability=p, seed=1, **hot) for p in (1.0, 0.0))  # type: ignore[arg-type]
+    numbers = always.stream()
+    assert 0 not in {always.choose(logits, [], numbers) for _ in range(50)}
+    assert 0 in {never.choose(logits, [], numbers) for _ in range(50)}
+
+
+def test_dry_against_a_plain_search(rng: np.random.Generator) -> None:
+    for _ in range(200):
+        tokens = rng.integers(0, 4, rng.integers(1, 24)).tolist()
+        breakers = [3] if rng.random() < 0.5 else []
+        wanted: dict[int, int] = {}
+        for end in range(1, len(tokens)):  # what came before `end` repeats what the sequence ends with
+            n = 0
+            while n < end and tokens[end - 1 - n] == tokens[-1 - n] and tokens[-1 - n] not in breakers:
+                n += 1
+            if n and tokens[end] not in breakers:
+                wanted[tokens[end]] = max(n, wanted.get(tokens[end], 0))
+        assert repetition_lengths(tokens, breakers) == wanted
+    assert dry_penalties([1, 2, 3, 1, 2], 0.5, 2.0, 2, ()) == {3: 0.5}
+    assert dry_penalties([1, 2, 3, 4, 1, 2, 3], 0.5, 2.0, 2, ()) == {4: 1.0}
+    dry = Sampler(dry_multiplier=50.0)
+    assert dry.choose(np.array([0, 0, 0, 9, 1.0], np.float32), [1, 2, 3, 1, 2], dry.stream()) == 4
+
+
+def test_mirostat_keeps_the_surprise(rng: np.random.Generator) -> None:
+    logits = rng.normal(0, 3, 400).astype(np.float32)
+    shares = np.exp(logits - logits.max())
+    shares /= shares.sum()
+    for tau in (1.5, 4.0):
+        sampler = Sampler(temperature=1.0, mirostat_tau=tau, seed=0)
+        numbers, bits = sampler.stream(), []
+        for _ in range(600):
+            limit = 2 * tau if numbers.surprise is None else numbers.surprise
+            left = shares * ((-np.log2(shares) <= limit) | (shares == shares.max()))
+            bits.append(-np.log2(left[sampler.choose(logits, [], numbers)] / left.sum()))
+        assert abs(float(np.mean(bits[200:])) - tau) < 0.2
+
+
+def test_samples_of_one_prompt(llama: Decoder) -> None:
+    hot = dict(max_tokens=10, temperature=1.3, top_k=20, seed=5)
+    texts = llama.generate(PROMPT, n=3, **hot)
+    assert texts[0] == llama.generate(PROMPT, **hot)
+    assert len(set(texts)) == 3
+    assert texts == llama.generate(PROMPT, n=3, **hot)
+    assert llama.generate(PROMPT, n=2, max_tokens=6) == [llama.generate(PROMPT, max_tokens=6)] * 2
+    end = list(llama.tokens(PROMPT, 8, Sampler()))[4]
+    rows = samples(llama, PROMPT, 2, 8, Sampler(), (end,))
+    assert rows[0] == rows[1] == list(llama.tokens(PROMPT, 8, Sampler(), (end,)))
+
+
+def test_beams_find_the_best_text(llama: Decoder) -> None:
+    vocab = llama.config.vocab
+    first = _logs(llama.run(input_ids=[PROMPT])["logits"][0, -1])
+    texts = [[*PROMPT, i] for i in range(vocab)]
+    second = _logs(llama.run(input_ids=texts)["logits"][:, -1])
+    i, j = np.unravel_index((first[:, None] + second).argmax(), (vocab, vocab))
+    assert best_beam(llama, PROMPT, vocab, 2) == [i, j]
+    assert best_beam(llama, PROMPT, 1, 6) == list(llama.tokens(PROMPT, 6, Sampler()))
+    assert llama.generate(PROMPT, beams=vocab, max_tokens=2) == Letters().decode([int(i), int(j)])
+
+
+def _logs(logits: np.ndarray) -> np.ndarray:
+    x = logits.astype(np.float64)
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2"])
+def test_prompts_are_kept_on_disk(name: str, tmp_path: Path) -> None:
+    made, file = model(tmp_path / "model", name, context=40), tmp_path / "prompt.safetensors"
+    text = made.generate(PROMPT, max_tokens=8)
+    assert made.generate(PROMPT, max_tokens=8, prompt_cache=file) == text
+    read: list[int] = []
+    step = made.step
+    made.step = lambda state, ids, **more: read.append(ids.shape[1]) or step(state, ids, **more)  # type: ignore[assignment,func-returns-value,method-assign]
+    assert made.generate(PROMPT, max_tokens=8, prompt_cache=file) == text
+    assert read[0] == 1
+    assert sum(read) == 8
+    read.clear()
+    longer = [*PROMPT, 3, 4]
+    assert made.generate(longer, max_tokens=4, prompt_cache=file) == made.generate(longer, max_tokens=4)
+    assert read[:2] == [2, 1]
+    other = model(tmp_path / "other", "qwen2", context=40)
+    with pytest.raises(FileError, match="a prompt of another model"):
+        other.generate(PROMPT, prompt_cache=file)
+
+
+def test_a_shifted_context_goes_on(llama: Decoder) -> None:
+    tokens = list(llama.tokens(PROMPT, 60, Sampler(), context_shift=True))
+    assert len(tokens) == 60
+    ends = llama.context - len(PROMPT) + 1
+    assert tokens[:ends] == list(llama.tokens(PROMPT, 60, Sampler()))
+    before = [*PROMPT, *tokens[:ends]][-llama.context // 2 :]
+    assert tokens[ends : ends + 10] == list(llama.tokens(before, 10, Sampler()))
+
+
+@pytest.mark.parametrize("name", ["jamba", "deepseek_v3"])
+def test_served_requests_give_what_they_give_alone(name: str, tmp_path: Path) -> None:
+    made = model(tmp_path / "model", name, context=48)
+    engine = Engine(made, cache_tokens=160)  # so few that requests are preempted
+    prompts = [PROMPT, [7, 8], list(range(3, 22)), PROMPT]
+    found = [engine.submit(ids, max_tokens=12) for ids in prompts]
+    engine.run()
+    assert [g.text() for g in found] == [made.generate(ids, max_tokens=12) for ids in prompts]
+
+
+def test_drafts_need_a_past_to_go_back_to(tmp_path: Path, llama: Decoder) -> None:
+    with pytest.raises(OptionError, match="recurrent state takes no drafts"):
+        model(tmp_path / "model", "mamba2", context=40).generate(PROMPT, draft=llama)
+    with pytest.raises(OptionError, match="take no drafts"):
+        llama.generate(PROMPT, draft=llama, temperature=1.0, mirostat_tau=2.0)
+
+
+def test_the_page_lists_every_family() -> None:
+    page = (Path(__file__).parents[3] / "docs/guides/models.md").read_text("utf-8")
+    assert [kind for kind in MODULES if f"`{kind}`" not in page] == []
+
+
+def test_options_that_do_not_fit(llama: Decoder) -> None:
+    with pytest.raises(OptionError, match="no option 'typical'; did you mean 'typical_p'"):
+        llama.generate(PROMPT, typical=0.3)
+    for options, match in (
+        (dict(n=2, beams=3), "n does not go with beams"), (dict(n=2, stream=True), "no stream"),
+        (dict(beams=2, temperature=1.0), "draws no tokens"), (dict(typical_p=0.0), "typical_p"),
+        (dict(n=0), "0 samples"), (dict(beams=0), "0 beams"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=match):
+            llama.generate(PROMPT, **options)  # type: ignore[arg-type]
+
+
+def test_logit_biases_and_stops(llama: Decoder) -> None:
+    plain = llama.generate(PROMPT, max_tokens=6)
+    token = next(iter(llama.tokens(PROMPT, 1, Sampler())))
+    assert llama.generate(PROMPT, max_tokens=6, logit_bias={token: -100.0})[0] != plain[0]
+    assert llama.generate(PROMPT, max_tokens=6, stop=[plain[2]]) == plain[: plain.index(plain[2])]
+    assert len(list(itertools.islice(llama.generate(PROMPT, max_tokens=6, stream=True), 10))) > 0

@@ -1,0 +1,196 @@
+"""SentenceTransformer and CrossEncoder on small models, beside NumPy on the encoder's own hidden states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata as st
+from strata.errors import OptionError, StrataError
+from strata.io import save_safetensors
+from strata.sentence_transformers import CrossEncoder, SentenceTransformer, quantize_embeddings
+from tests.unit.models.encoder_vectors import weight
+from tests.unit.models.test_encoders import KNOWN
+
+tokenizers = pytest.importorskip("tokenizers", reason="texts are read by the package tokenizers")
+WORDS = [
+    "the", "a", "cat", "dog", "sat", "on", "mat", "house", "tree", "runs", "fast", "slow", "blue", "red", "green",
+    "big", "small", "car", "man", "woman", "query", ":",
+]  # fmt: skip
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+
+
+def tokenizer() -> Any:
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate([*SPECIAL, *WORDS])}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return made
+
+
+def write(
+    folder: Path,
+    *,
+    pooling: dict[str, Any] | None = None,
+    dense: bool = False,
+    normalize: bool = False,
+    labels: int = 0,
+) -> Path:
+    """A model as sentence-transformers writes one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**KNOWN["bert"]["config"], "architectures": ["BertForSequenceClassification" if labels else "BertModel"]}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    weights = {k: weight(k, tuple(s)) for k, s in KNOWN["bert"]["weights"].items()}
+    if labels:
+        weights |= {"classifier.weight": weight("c", (labels, 32)) * 20, "classifier.bias": weight("b", (labels,))}
+    save_safetensors(folder / "model.safetensors", weights)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 20}), "utf-8")
+    if pooling is None:
+        return folder
+    rows = (
+        [("Transformer", ""), ("Pooling", "1_Pooling")]
+        + [("Dense", "2_Dense")] * dense
+        + [("Normalize", "3")] * normalize
+    )
+    listed = [
+        {"idx": i, "name": str(i), "path": p, "type": f"sentence_transformers.models.{k}"}
+        for i, (k, p) in enumerate(rows)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed), "utf-8")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling), "utf-8")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "query : "}}), "utf-8")
+    if dense:
+        (folder / "2_Dense").mkdir()
+        settings = {"in_features": 32, "out_features": 12, "activation_function": "torch.nn.modules.activation.Tanh"}
+        (folder / "2_Dense/config.json").write_text(json.dumps(settings), "utf-8")
+        held = {"linear.weight": weight("d", (12, 32)), "linear.bias": weight("e.bias", (12,))}
+        save_safetensors(folder / "2_Dense/model.safetensors", held)
+    return folder
+
+
+def texts(count: int = 11) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, 30))) for _ in range(count)]
+
+
+def hidden(folder: Path, given: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden states of texts, and which tokens count."""
+    ids = [[*e.ids[:19], 3] if len(e.ids) > 20 else e.ids for e in tokenizer().encode_batch(given)]
+    mask = np.arange(max(map(len, ids))) < np.array([len(i) for i in ids])[:, None]
+    block = np.zeros(mask.shape, np.int32)
+    for row, found in zip(block, ids, strict=True):
+        row[: len(found)] = found
+    return st.load(folder).run(input_ids=block, attention_mask=mask)["last_hidden_state"], mask
+
+
+def mean(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    return np.asarray((x * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True))
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+
+POOLINGS: dict[str, Any] = {
+    "mean": mean,
+    "max": lambda x, m: np.where(m[:, :, None], x, -np.inf).max(1),
+    "cls": lambda x, m: x[:, 0],
+    "lasttoken": lambda x, m: x[np.arange(len(x)), m.sum(1) - 1],
+    "mean_sqrt_len_tokens": lambda x, m: (x * m[:, :, None]).sum(1) / np.sqrt(m.sum(1, keepdims=True)),
+    "weightedmean": lambda x, m: (
+        (x * (m * (1 + np.arange(m.shape[1])))[:, :, None]).sum(1) / (m * (1 + np.arange(m.shape[1]))).sum(1)[:, None]
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_pooling(mode: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": mode})
+    found = SentenceTransformer(folder).encode(texts(), batch_size=4)
+    np.testing.assert_allclose(found, POOLINGS[mode](*hidden(folder, texts())), atol=2e-6)
+
+
+def test_dense_normalise_and_old_keys(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode_mean_tokens": True}, dense=True, normalize=True)
+    model = SentenceTransformer(folder)
+    inner = np.tanh(mean(*hidden(folder, texts())) @ weight("d", (12, 32)).T + weight("e.bias", (12,)))
+    np.testing.assert_allclose(model.encode(texts()), unit(inner), atol=2e-6)
+    assert model.get_sentence_embedding_dimension() == 12
+
+
+def test_options(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "mean"})
+    model = SentenceTransformer(folder)
+    given = texts()
+    plain = model.encode(given)
+    np.testing.assert_array_equal(model.encode(given[0]), model.encode(given[:1])[0])
+    np.testing.assert_allclose(model.encode(given, normalize_embeddings=True), unit(plain), atol=1e-6)
+    np.testing.assert_allclose(model.encode(given, truncate_dim=8), plain[:, :8], atol=1e-6)
+    short = model.encode(given, truncate_dim=8, normalize_embeddings=True)
+    np.testing.assert_allclose(short, unit(plain[:, :8]), atol=1e-6)
+    asked = model.encode([f"query : {t}" for t in given])
+    np.testing.assert_array_equal(model.encode(given, prompt_name="query"), asked)
+    np.testing.assert_array_equal(model.encode_query(given), asked)
+    np.testing.assert_array_equal(model.encode(given, precision="binary"), quantize_embeddings(plain, "binary"))
+    assert model.encode(given, precision="int8").dtype == np.int8
+    assert model.encode(given, precision="ubinary").shape == (len(given), 4)
+    assert isinstance(model.encode(given, convert_to_numpy=False), list)
+    np.testing.assert_array_equal(model.encode(given, convert_to_tensor=True).numpy(), plain)
+    np.testing.assert_allclose(np.diag(model.similarity(plain, plain)), 1, atol=1e-6)
+    assert model.encode([]).shape == (0, 32)
+
+
+def test_a_prompt_that_is_not_pooled(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "mean", "include_prompt": False})
+    given = texts(4)
+    x, mask = hidden(folder, [f"query : {t}" for t in given])
+    rest = mask & (np.arange(mask.shape[1]) >= 3)
+    np.testing.assert_allclose(SentenceTransformer(folder).encode(given, prompt_name="query"), mean(x, rest), atol=2e-6)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_cross_encoder(labels: int, tmp_path: Path) -> None:
+    folder = write(tmp_path / "c", labels=labels)
+    model = CrossEncoder(folder)
+    given = texts(6)
+    pairs = list(zip(given, given[::-1], strict=True))
+    alone = np.stack([model.predict(pair) for pair in pairs])
+    np.testing.assert_allclose(model.predict(pairs), alone, atol=1e-6)
+    if labels > 1:
+        np.testing.assert_allclose(model.predict(pairs, apply_softmax=True).sum(1), 1, atol=1e-6)
+        with pytest.raises(OptionError, match="num_labels=1"):
+            model.rank(given[0], given)
+        return
+    ranked = model.rank(given[0], given, top_k=3, return_documents=True)
+    scores = model.predict([(given[0], d) for d in given])
+    assert [row["corpus_id"] for row in ranked] == np.argsort(-scores, kind="stable")[:3].tolist()
+    assert ranked[0]["text"] == given[ranked[0]["corpus_id"]]
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "mean"})
+    model = SentenceTransformer(folder)
+    wrong: list[Any] = [
+        lambda: SentenceTransformer("no/such/folder"), lambda: model.encode(["a"], prompt_name="zork"),
+        lambda: model.encode(["a"], precision="int3"), lambda: model.encode([3]),  # type: ignore[list-item]
+        lambda: model.encode(["a"], batch_size=0), lambda: CrossEncoder(folder),
+        lambda: model.encode(["a"], output_value="token_embeddings"),
+    ]  # fmt: skip
+    for call in wrong:
+        with pytest.raises(StrataError):
+            call()
+    (folder / "modules.json").write_text('[{"type": "a.Router", "path": ""}]', "utf-8")
+    with pytest.raises(StrataError, match="Router"):
+        SentenceTransformer(folder)
+    (folder / "modules.json").write_text('[{"type": "a.Pooling", "path": "../.."}]', "utf-8")
+    with pytest.raises(StrataError, match="outside"):
+        SentenceTransformer(folder)

@@ -1,0 +1,142 @@
+"""The page at /: in a browser, a message is answered, and what the server does is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from strata.models import Decoder
+from strata.serving import Engine, HttpOptions, LoadTest, Server, Service, plot_load, run_load
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Browser:
+    """A headless Chromium that is told what to do over pipes (its DevTools protocol)."""
+
+    def __init__(self, folder: Path) -> None:
+        assert CHROMIUM is not None
+        read, self._write = os.pipe()
+        self._read, write = os.pipe()
+
+        def pipes() -> None:
+            os.dup2(read, 10)
+            os.dup2(write, 11)
+            os.dup2(10, 3)
+            os.dup2(11, 4)
+
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={folder}",
+        ]
+        self.process = subprocess.Popen(
+            [CHROMIUM, *options, "about:blank"], close_fds=False, stderr=subprocess.DEVNULL,
+            preexec_fn=pipes,  # noqa: PLW1509 - its pipes have numbers of their own
+        )  # fmt: skip
+        os.close(read)
+        os.close(write)
+        self._left, self._number, self._session = b"", 0, None
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+
+    def ask(self, method: str, **given: Any) -> Any:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": given}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self._left:
+                part = os.read(self._read, 1 << 16)
+                assert part, "the browser has ended"
+                self._left += part
+            first, _, self._left = self._left.partition(b"\0")
+            found = json.loads(first)
+            if found.get("id") == self._number:
+                assert "error" not in found, found
+                return found["result"]
+
+    def value(self, code: str) -> Any:
+        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def until(self, code: str) -> None:
+        end = time.monotonic() + 60
+        while not self.value(code):
+            assert time.monotonic() < end, code
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+        os.close(self._read)
+        os.close(self._write)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_page_chats_and_shows_the_load(chat_model: Callable[[], Decoder], tmp_path: Path) -> None:
+    key = "a-secret-of-ours"
+    service = Service(Engine(chat_model()), name="tiny")
+    with Server(service, port=0, options=HttpOptions(api_keys=(key,))) as server:
+        browser = Browser(tmp_path)
+        try:
+            browser.ask("Page.navigate", url=server.url)
+            browser.until("document.readyState === 'complete' && !!document.getElementById('key')")
+            browser.value(f"at('key').value = '{key}'; at('key').dispatchEvent(new Event('change'))")
+            browser.until("at('model').value === 'tiny'")
+            browser.value("at('tokens').value = 12; at('text').value = '<b>hello</b>'; at('form').requestSubmit()")
+            browser.until("messages.length === 2 && stopping === null")
+            assert browser.value("document.querySelector('.user').textContent") == "<b>hello</b>"
+            assert browser.value("document.querySelector('.assistant').textContent === messages[1].content")
+            assert not browser.value("document.querySelector('.error')")
+            browser.until("at('load').textContent.includes('KV cache')")
+            assert "running" in browser.value("at('load').textContent")
+            # going away while it answers
+            browser.value("at('tokens').value = 100000; at('text').value = 'more'; at('form').requestSubmit()")
+            engine = service.engine
+            assert engine is not None
+            browser.until("stopping !== null || messages.length === 4")
+            browser.value("stopping?.abort()")
+            browser.until("messages.length === 4 && stopping === null")
+            assert engine.load["waiting"] == 0
+        finally:
+            browser.close()
+
+
+def test_the_page_takes_nothing_from_elsewhere(chat_model: Callable[[], Decoder]) -> None:
+    with Server(Service(Engine(chat_model()), name="tiny"), port=0) as server:
+        found = httpx.get(server.url)
+        assert found.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "http://" not in found.text.replace("http://www.w3.org", "")
+        assert "https://" not in found.text
+        load = httpx.get(f"{server.url}/load").json()
+        assert load["models"]["tiny"]["running"] == 0
+
+
+def test_a_load_test_reports_rates_and_latencies(chat_model: Callable[[], Decoder]) -> None:
+    with Server(Service(Engine(chat_model()), name="tiny"), port=0) as server:
+        for more in ({}, {"rate": 200.0}, {"model": "none"}):
+            load = LoadTest(url=server.url, requests=6, clients=3, prompt_tokens=8, shared=4, max_tokens=5, **more)
+            found = run_load(load)
+            assert found["requests"] == 6
+            if "model" in more:
+                assert found["failed"] == 6
+                assert "there is no model 'none'" in found["errors"][0]
+            else:
+                assert (found["failed"], found["tokens"]) == (0, 30)
+                assert 0 < found["first_token"]["p50"] <= found["total"]["p99"]
+                assert plot_load(found).count("<rect") == 12
