@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 JOBS ?= 2
 COUNT ?= 2000
 
-.PHONY: help demo test check golden bench fuzz torture docs numerics onnx clean
+.PHONY: help demo test check golden bench fuzz torture docs site numerics onnx clean
 help:
 	@echo "demo    install the core and a few small models, and run strata demo"
 	@echo "test    install .[dev] and run every test on $(JOBS) processes, in a random order that is printed; ORDER repeats it"
@@ -18,6 +18,7 @@ help:
 	@echo "fuzz    property tests, long, every sample between guard pages, then COUNT random graphs, programs on every path, mutants of every format and state histories from SEED"
 	@echo "torture the disk cache, threads and forks under attack, for a long time"
 	@echo "docs    write docs/api.md, check links, run the code of every page"
+	@echo "site    the documentation as web pages, in build/site"
 	@echo "onnx    run the conformance suite of ONNX and write docs/onnx.md"
 	@echo "clean   remove .venv, caches and build output"
 
@@ -58,7 +59,7 @@ $(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("pu
 endef
 
 demo: $(VENV)/.demo
-	$(BIN)/strata demo
+	$(BIN)/strata demo --tour
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) -q --random-order$(if $(ORDER),=$(ORDER))
@@ -97,6 +98,13 @@ torture: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python docs/check.py
 	$(BIN)/python -m pytest -q tests/api/test_docs.py tests/api/test_readme.py tests/guides
+
+site: $(VENV)/.site
+	$(BIN)/python docs/site.py
+
+$(VENV)/.site: pyproject.toml | $(BIN)/python
+	$(PIP) -e . 'zensical>=0.0.73'
+	@touch $@
 
 # Errors of ops in ulp, measured on this machine.
 numerics: $(VENV)/.dev

@@ -1,6 +1,6 @@
 """Documentation: runs the code of pages, checks their links, writes docs/api.md from docstrings.
 
-    python docs/check.py            write docs/api.md, then check every page
+    python docs/check.py            write docs/api.md and the site's table of pages, then check every page
     python docs/check.py PAGE...    run the code of these pages and show what it prints
     python docs/check.py --compare PAGE...   exit code 1 where that is not what the pages show
     python docs/check.py --update PAGE...    and write it into the pages; read the diff
@@ -177,8 +177,10 @@ SECTIONS = {
     "strata.tensor": "Tensors and functions", "strata.mir": "Graphs", "strata.texts": "Texts",
     "strata.runtime": "Compiling and running",
     "strata.models": "Models", "strata.core": "Types", "strata.config": "Settings", "strata.backends": "Devices",
+    "strata.torch": "Tensors of PyTorch",
 }  # fmt: skip
-NAMESPACES = {"serving": "Serving", "distributed": "Collectives"}  # modules whose names are on the page, too
+# modules whose names are on the page, too
+NAMESPACES = {"torch": "PyTorch", "serving": "Serving", "distributed": "Collectives"}
 
 
 def api_page() -> str:
@@ -252,6 +254,46 @@ def _signature(thing: Any, *, skip_self: bool = False) -> str:
     return f"({', '.join(shown)})"
 
 
+# Tabs of the site: pages by name, and folders with all of their pages, the index first.
+TABS = {
+    "Home": ("index.md",),
+    "Start": ("quickstart.md", "gallery.md"),
+    "Guides": ("guides/",),
+    "Concepts": ("concepts/",),
+    "Reference": ("cli.md", "api.md", "ops.md", "numerics.md", "onnx.md", "stability.md"),
+    "Errors": ("errors/",),
+    "Benchmarks": ("benchmarks.md", "benchmarks-gpu.md", "training.md", "comparison.md"),
+    "Design": ("design/",),
+}
+
+
+def site_config() -> str:
+    """mkdocs.yml with its table of pages; a page that is in no tab is at the end of the reference."""
+    docs = ROOT / "docs"
+    text, _, _ = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")
+    found: dict[str, list[str]] = {}
+    for tab, parts in TABS.items():
+        found[tab] = [
+            page
+            for part in parts
+            for page in (
+                [part]
+                if part[-1] != "/"
+                else [f"{part}{p.name}" for p in sorted(docs.joinpath(part).glob("*.md"), key=_index_first)]
+            )
+        ]
+    placed = {page for listed in found.values() for page in listed}
+    found["Reference"] += [p.name for p in sorted(docs.glob("*.md")) if p.name not in placed]
+    lines = ["", "nav:"]
+    for tab, listed in found.items():
+        lines += [f"  - {tab}: {listed[0]}"] if len(listed) == 1 else [f"  - {tab}:", *(f"      - {p}" for p in listed)]
+    return text + "\n".join(lines) + "\n"
+
+
+def _index_first(page: Path) -> tuple[bool, str]:
+    return page.name != "index.md", page.name
+
+
 def undocumented() -> list[str]:
     """Public names without a docstring."""
     import strata
@@ -287,6 +329,10 @@ def main(argv: list[str]) -> int:
                 print(f"--- {page}:{block.line}{state}\n{printed}", end="")
         return 0
     (ROOT / "docs/api.md").write_text(api_page(), "utf-8")
+    (ROOT / "mkdocs.yml").write_text(site_config(), "utf-8")
+    from strata.cli.shell.manual import page as manual_page
+
+    (ROOT / "docs/strata.1").write_text(manual_page(), "utf-8")
     problems = [f"{page.relative_to(ROOT)}: {link} leads nowhere" for page in pages() for link in broken_links(page)]
     problems += [f"{name} has no docstring" for name in undocumented()]
     for page in runnable_pages():

@@ -1,14 +1,22 @@
-"""Classify handwritten digits: 8x8 images that come with scikit-learn, a small network, one compiled training step."""
+"""Classify handwritten digits: 8x8 images that come with scikit-learn, a small network, one compiled training step.
+
+    python examples/digits.py [FOLDER]
+
+FOLDER/digits.png shows test images by what they were read as; mistakes are red.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import strata as st
 from strata import nn
+from strata.viewer import Picture, picture
 
 
 def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -41,14 +49,40 @@ def train(steps: int = 400) -> tuple[Any, float]:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     trainer = nn.Trainer(loss, st.optim.AdamW(st.optim.cosine_schedule(5e-3, steps)), clip_norm=1.0)
     state = trainer.fit(trainer.init(model), batches(x, y, 64), steps)
-    predict = st.jit(lambda m, images: m(images).argmax(axis=-1))
-    return state["model"], float((predict(state["model"], test_x).numpy() == test_y).mean())
+    return state["model"], float((predict(state["model"], test_x) == test_y).mean())
 
 
-def main() -> None:
-    _, accuracy = train()
-    print(f"accuracy on images that it has not seen: {accuracy:.1%}")
+@st.jit
+def answers(model: Any, images: Any) -> Any:
+    return model(images).argmax(axis=-1)
+
+
+def predict(model: Any, images: np.ndarray) -> np.ndarray:
+    """The digit of each image."""
+    return answers(model, images).numpy()
+
+
+def sheet(images: np.ndarray, read: np.ndarray, labels: np.ndarray, columns: int = 24) -> Picture:
+    """A row for each digit, with images that were read as it; those that were mistaken come first, in red."""
+    rows = []
+    for digit in range(10):
+        found = np.flatnonzero(read == digit)
+        found = found[np.argsort(labels[found] == digit, kind="stable")][:columns]
+        row = np.ones((8, 8 * columns, 3))
+        for i, which in enumerate(found):
+            paper = np.array([1.0, 1.0, 1.0]) if labels[which] == digit else np.array([1.0, 0.45, 0.4])
+            row[:, 8 * i : 8 * i + 8] = paper * (1 - images[which].reshape(8, 8, 1))
+        rows.append(row)
+    return picture(np.concatenate(rows), scale=3)
+
+
+def main(out: Path = Path()) -> None:
+    model, accuracy = train()
+    _, _, images, labels = data()
+    made = sheet(images, predict(model, images), labels)
+    print(f"{made}\n\naccuracy on images that it has not seen: {accuracy:.1%}")
+    made.save(out / "digits.png")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path())

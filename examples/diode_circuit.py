@@ -6,15 +6,20 @@ A source drives a resistor into a capacitor with a diode across it:
 
 Backward Euler gives a nonlinear equation for each new v, which Newton's method solves. The whole simulation is one
 differentiable program: R and I are found from the voltage by gradient descent on their logarithms.
+
+    python examples/diode_circuit.py [FOLDER]     draws FOLDER/diode_circuit.svg
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import strata as st
+from strata.viewer import plot
 
 STEPS, DT = 200, 5e-5
 CAPACITY, THERMAL = 1e-6, 0.026
@@ -68,15 +73,19 @@ def fit(measured: np.ndarray, drive: np.ndarray, steps: int = 150) -> tuple[dict
     return {k: float(np.exp(v.item())) for k, v in logs.items()}, losses
 
 
-def main() -> None:
-    drive = source(np.arange(1, STEPS + 1) * DT)
-    true = {k: st.asarray(np.float64(v)) for k, v in TRUE.items()}
-    measured = st.jit(simulate)(true, drive).numpy()
+def main(out: Path = Path()) -> None:
+    time = np.arange(1, STEPS + 1) * DT
+    drive, run = source(time), st.jit(simulate)
+    measured = run({k: st.asarray(np.float64(v)) for k, v in TRUE.items()}, drive).numpy()
     found, losses = fit(measured, drive)
-    print(f"loss {losses[0]:.3g} -> {losses[-1]:.3g}")
+    fitted = run({k: st.asarray(np.float64(v)) for k, v in found.items()}, drive).numpy()
+    made = plot({"source": (1e3 * time, drive), "measured": (1e3 * time, measured), "fitted": (1e3 * time, fitted)},
+                title="a diode clips a sine", x="ms", y="V")  # fmt: skip
+    print(f"{made}\n\nloss {losses[0]:.3g} -> {losses[-1]:.3g}")
     for name, value in found.items():
         print(f"{name}: {value:.4g} (true {TRUE[name]:.4g})")
+    made.save(out / "diode_circuit.svg")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path())

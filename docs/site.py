@@ -1,0 +1,214 @@
+"""The site: docs/ with notebooks, sources and links between them, built by zensical into build/site.
+
+    python docs/site.py            build, then check every link; exit code 1 where one leads nowhere
+    python docs/site.py --check    check a site that is built
+
+Pages are staged in build/docs: notebooks become pages with their outputs, public names get a link to their source, and
+links to files of the source tree lead to pages that show them, line by line.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import inspect
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build"
+STAGED, SITE = BUILD / "docs", BUILD / "site"
+LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+FENCED = re.compile(r"(^```.*?^```[ \t]*$)", re.DOTALL | re.MULTILINE)
+HEADING = re.compile(r"^### `(\w+)\b.*$", re.MULTILINE)
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>
+:root {{ color-scheme: light dark }} body {{ font: 14px system-ui, sans-serif; margin: 1rem auto; max-width: 75rem }}
+pre {{ font: 13px/1.45 ui-monospace, monospace; counter-reset: line }} a {{ color: #4477cc }}
+pre span {{ display: block; padding-left: 3.6rem; min-height: 1.45em; counter-increment: line; position: relative }}
+pre span::before {{ content: counter(line); position: absolute; left: 0; width: 3rem; text-align: right; opacity: .4 }}
+pre span:target {{ background: #ffd54a55 }}</style></head><body><p><a href="{up}index.html">strata</a> / {name}</p>
+<pre>{body}</pre></body></html>
+"""
+
+
+def stage() -> None:
+    """Copy the pages, and rewrite what differs on the site."""
+    shutil.rmtree(STAGED, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", STAGED, ignore=shutil.ignore_patterns("*.py", "__pycache__", "strata.1"))
+    titles = [notebook_page(path) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    api = STAGED / "api.md"
+    api.write_text(with_sources(api.read_text("utf-8")), "utf-8")
+    shown: set[Path] = set()
+    for page in sorted(STAGED.rglob("*.md")):
+        parts = FENCED.split(page.read_text("utf-8"))
+        parts[::2] = [LINK.sub(lambda m, page=page: _relink(m, page, shown), part) for part in parts[::2]]
+        page.write_text("".join(parts), "utf-8")
+    for path in shown:
+        source_page(path)
+    config = runpy.run_path(str(ROOT / "docs/check.py"))["site_config"]()
+    listed = "".join(f"      - {name}\n" for name in titles)
+    config = config.replace("site_dir: build/site", "site_dir: site").replace(
+        "  - Guides:\n", f"  - Notebooks:\n{listed}  - Guides:\n"
+    )
+    (BUILD / "mkdocs.yml").write_text(config, "utf-8")
+
+
+def _relink(match: re.Match[str], page: Path, shown: set[Path]) -> str:
+    """A link to a file of the source tree leads to its page; others stay."""
+    link, _, anchor = match[2].partition("#")
+    if "://" in link or not link or link.startswith("mailto:"):
+        return match[0]
+    original = (ROOT / "docs" / page.relative_to(STAGED).parent / link).resolve()
+    if original.suffix == ".ipynb":
+        name = f"notebooks/{original.stem}.md"
+    elif original.is_file() and (ROOT / "docs" not in original.parents or original.suffix == ".py"):
+        shown.add(original)
+        name = f"source/{original.relative_to(ROOT).as_posix()}.html"
+    elif original.is_dir() and ROOT in original.parents and ROOT / "docs" not in [original, *original.parents]:
+        shown |= {original, *(f for f in original.iterdir() if f.is_file())}
+        name = f"source/{original.relative_to(ROOT).as_posix()}.html"
+    else:
+        return match[0]
+    to = os.path.relpath(STAGED / name, page.parent).replace(os.sep, "/")
+    return f"{match[1]}{to}{'#' + anchor if anchor else ''}{match[3]}"
+
+
+def source_page(path: Path) -> None:
+    """A file with a name for each line, or the files of a folder."""
+    name = path.relative_to(ROOT).as_posix()
+    place = STAGED / "source" / f"{name}.html"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        files = sorted(f.name for f in path.iterdir() if f.is_file())
+        body = "".join(f'<span><a href="{path.name}/{f}.html">{html.escape(f)}</a></span>' for f in files)
+    else:
+        lines = path.read_text("utf-8").splitlines()
+        body = "".join(f'<span id="L{i + 1}">{html.escape(line)}</span>' for i, line in enumerate(lines))
+    place.write_text(PAGE.format(name=html.escape(name), up="../" * (name.count("/") + 1), body=body), "utf-8")
+
+
+def with_sources(text: str) -> str:
+    """The page of names with a link from each heading to where it is defined."""
+    import strata
+
+    def after(match: re.Match[str]) -> str:
+        found = _defined(getattr(strata, match[1], None))
+        for module in ("torch", "serving", "distributed"):
+            if found is None:
+                found = _defined(getattr(getattr(strata, module, None), match[1], None))
+        return match[0] if found is None else f"{match[0]}\n\n[source](../{found[0]}#L{found[1]})"
+
+    return HEADING.sub(after, text)
+
+
+def _defined(thing: Any) -> tuple[str, int] | None:
+    """File and line of a class or function of ours."""
+    try:
+        plain = inspect.unwrap(thing)
+        file, line = Path(inspect.getsourcefile(plain) or "").resolve(), inspect.getsourcelines(plain)[1]
+    except (TypeError, OSError):
+        return None
+    return (file.relative_to(ROOT).as_posix(), max(line, 1)) if ROOT in file.parents else None
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook as a page; its name among the pages."""
+    book = json.loads(path.read_text("utf-8"))
+    folder = STAGED / "notebooks"
+    folder.mkdir(exist_ok=True)
+    parts, pictures = [], 0
+    for cell in book["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            elif "image/svg+xml" in data or "image/png" in data:
+                kind = "svg" if "image/svg+xml" in data else "png"
+                name, pictures = f"{path.stem}-{pictures}.{kind}", pictures + 1
+                drawn = (
+                    "".join(data["image/svg+xml"]).encode() if kind == "svg" else base64.b64decode(data["image/png"])
+                )
+                (folder / name).write_bytes(drawn)
+                parts.append(f"![output of the cell above]({name})")
+            elif "text/html" in data:
+                parts.append("".join(data["text/html"]).replace("\n\n", "\n&#8203;\n"))
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain'])}\n```")
+        if cell is book["cells"][0]:
+            parts.append(f'<a href="{path.name}" download>Download this notebook</a>')
+    (folder / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", "utf-8")
+    shutil.copy(path, folder / path.name)
+    return f"notebooks/{path.stem}.md"
+
+
+# --------------------------------------------------------------------------------------------------------------- links
+
+
+class Links(HTMLParser):
+    """Where a page leads, and the names in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.names: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.names |= {v for v in (given.get("id"), given.get("name")) if v}
+        link = given.get("href") if tag in ("a", "link") else given.get("src") if tag in ("img", "script") else None
+        if link:
+            self.links.append(link)
+
+
+def dead_links(site: Path = SITE) -> list[str]:
+    """Links of the site to pages, files or names that are not there."""
+    read: dict[Path, Links] = {}
+    for page in site.rglob("*.html"):
+        read[page] = Links()
+        read[page].feed(page.read_text("utf-8"))
+    found = []
+    for page, links in sorted(read.items()):
+        if page.name == "404.html":  # which is shown at any address
+            continue
+        for link in links.links:
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            path, _, name = link.partition("#")
+            target = (page.parent / unquote(path.partition("?")[0])).resolve() if path else page
+            target = target / "index.html" if target.is_dir() else target
+            is_there = target.exists() and (not name or target not in read or unquote(name) in read[target].names)
+            if not is_there:
+                found.append(f"{page.relative_to(site)}: {link}")
+    return sorted(set(found))
+
+
+def main(argv: list[str]) -> int:
+    sys.path.insert(0, str(ROOT))
+    if "--check" not in argv:
+        stage()
+        beside = shutil.which("zensical", path=str(Path(sys.executable).parent)) or shutil.which("zensical")
+        if beside is None:
+            print("zensical is not installed: pip install zensical, or make site", file=sys.stderr)
+            return 2
+        done = subprocess.run([beside, "build", "--strict", "--clean", "-f", str(BUILD / "mkdocs.yml")], check=False)
+        if done.returncode:
+            return done.returncode
+    found = dead_links()
+    pages = sum(1 for _ in SITE.rglob("*.html"))
+    print("\n".join([*found, f"{pages} pages, {len(found)} dead links"]))
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
