@@ -24,6 +24,7 @@ settings.register_profile("fuzz", deadline=None, max_examples=5000, suppress_hea
 settings.load_profile("strata")  # --hypothesis-profile overrides it
 
 _SEED = pytest.StashKey[int]()
+_STATES: dict[str, list[tuple[np.random.Generator, Any]]] = {}  # of the generators that a module of tests made
 _ORDER = pytest.StashKey[int]()
 
 
@@ -67,6 +68,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for group in groups:
         draw.shuffle(group)
     items[:] = [item for group in groups for item in group]
+
+
+def pytest_collection_finish() -> None:
+    """Every module is there, and no test has drawn a number yet."""
+    for name, module in list(sys.modules.items()):
+        made = [x for x in vars(module).values() if isinstance(x, np.random.Generator)] if "test" in name else []
+        if made:
+            _STATES[name] = [(x, x.bit_generator.state) for x in made]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test draws the same numbers whatever ran before it."""
+    own = getattr(getattr(item, "module", None), "__name__", "")
+    for name, states in _STATES.items():
+        if name == own or not name.rpartition(".")[2].startswith("test_"):  # its own, and those of helpers
+            for generator, state in states:
+                generator.bit_generator.state = state
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
