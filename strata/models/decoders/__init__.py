@@ -21,6 +21,7 @@ _OWN = {
     "olmo": ("exaone4", "olmo", "olmo2", "olmo3"),
     "phimoe": ("phimoe",),
     "qwen3_next": ("qwen3_next",),
+    "rwkv7": ("rwkv7", "rwkv7_fla"),
 }  # fmt: skip
 MODULES: dict[str, str] = {
     "gpt2": "gpt2", **dict.fromkeys(FAMILIES, "llama"),

@@ -11,6 +11,8 @@ from strata.mir import Value
 from strata.models.cached import CachedGraph
 from strata.models.weights import ops
 
+ENDLESS = 1 << 20  # tokens: nothing in the model ends
+
 
 def step_limits(found: Mapping[str, Any]) -> tuple[float, float]:
     """The limits of Mamba-2's time steps; JSON has no infinity, and says it in words."""
@@ -41,6 +43,13 @@ class RecurrentGraph(CachedGraph):
         found: Value = sum(parts[1:], parts[0])
         return found + self.param(f"{name}.bias", (width,)) if self.has(f"{name}.bias") else found
 
+    def before(self, x: Value, slot: str) -> Value:
+        """The token before each of x [B, S, C]; the last one is carried."""
+        rows = ops.concat([self.carried[slot], x], 1)
+        self.carry(slot, ops.narrow(rows, 1, self.count, 1))
+        found: Value = ops.narrow(rows, 1, 0, self.count)
+        return found
+
     def selective_scan(self, x: Value, delta: Value, a: Value, b: Value, c: Value, slot: str) -> Value:
         """Mamba's scan: x and delta [B, S, C], a [C, N], b and c [B, S, N]; the state is [B, C, N]."""
 
@@ -63,6 +72,18 @@ class RecurrentGraph(CachedGraph):
             return state, ops.sum(state * ops.insert_axis(ct, 2), -1)
 
         return self._scanned(step, slot, (x, delta, b, c))
+
+    def vector_scan(self, r: Value, decay: Value, k: Value, v: Value, a: Value, b: Value, slot: str) -> Value:
+        """RWKV-7's scan: v [B, S, H, m], all others [B, S, H, n]; the state [B, H, n, m] becomes
+        decay · state + b (a · state) + k v."""
+
+        def step(state: Value, row: tuple[Value, ...]) -> tuple[Value, Value]:
+            rt, wt, kt, vt, at, bt = (ops.insert_axis(x, 2 if i == 3 else -1) for i, x in enumerate(row))
+            moved = ops.sum(state * at, 2, keepdims=True)
+            state = wt * state + bt * moved + kt * vt
+            return state, ops.sum(state * rt, 2)
+
+        return self._scanned(step, slot, (r, decay, k, v, a, b))
 
     def channels_mixed(
         self, x: Value, at: str, layer: int, inner: int, state: int, rank: int, kernel: int, activation: str,
