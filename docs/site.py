@@ -5,13 +5,17 @@
 
 Pages are staged in build/docs: notebooks become pages with their outputs, public names get a link to their source, and
 links to files of the source tree lead to pages that show them, line by line.
+
+A version has a folder of its own, build/site/0.2.0. Folders of other versions stay, and every page has a menu of them;
+build/site/index.html leads to the newest, as errors/S102.html does to its section about S102.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
+import functools
 import html
-import inspect
 import json
 import os
 import re
@@ -21,7 +25,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +40,9 @@ pre span {{ display: block; padding-left: 3.6rem; min-height: 1.45em; counter-in
 pre span::before {{ content: counter(line); position: absolute; left: 0; width: 3rem; text-align: right; opacity: .4 }}
 pre span:target {{ background: #ffd54a55 }}</style></head><body><p><a href="{up}index.html">strata</a> / {name}</p>
 <pre>{body}</pre></body></html>
+"""
+LEADS = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>
+<meta http-equiv="refresh" content="0; url={to}"></head><body><a href="{to}">{name}</a></body></html>
 """
 
 
@@ -56,7 +62,7 @@ def stage() -> None:
         source_page(path)
     config = runpy.run_path(str(ROOT / "docs/check.py"))["site_config"]()
     listed = "".join(f"      - {name}\n" for name in titles)
-    config = config.replace("site_dir: build/site", "site_dir: site").replace(
+    config = config.replace("site_dir: build/site", f"site_dir: site/{version()}").replace(
         "  - Guides:\n", f"  - Notebooks:\n{listed}  - Guides:\n"
     )
     (BUILD / "mkdocs.yml").write_text(config, "utf-8")
@@ -101,23 +107,41 @@ def with_sources(text: str) -> str:
     import strata
 
     def after(match: re.Match[str]) -> str:
-        found = _defined(getattr(strata, match[1], None))
-        for module in ("torch", "serving", "distributed"):
-            if found is None:
-                found = _defined(getattr(getattr(strata, module, None), match[1], None))
+        module, name = strata._TABLE.get(match[1], ("", ""))
+        modules = [module] if module else ["strata.torch", "strata.serving", "strata.distributed"]
+        found = next(filter(None, (defined(m, name or match[1]) for m in modules)), None)
         return match[0] if found is None else f"{match[0]}\n\n[source](../{found[0]}#L{found[1]})"
 
     return HEADING.sub(after, text)
 
 
-def _defined(thing: Any) -> tuple[str, int] | None:
-    """File and line of a class or function of ours."""
-    try:
-        plain = inspect.unwrap(thing)
-        file, line = Path(inspect.getsourcefile(plain) or "").resolve(), inspect.getsourcelines(plain)[1]
-    except (TypeError, OSError):
+@functools.cache
+def _top_level(module: str) -> tuple[Path, dict[str, tuple[int, str, str]]] | None:
+    """The file of a module and its names: the line, and the module and name where it is imported from."""
+    place = ROOT / module.replace(".", "/")
+    file = next((f for f in (place / "__init__.py", place.with_suffix(".py")) if f.exists()), None)
+    if file is None:
         return None
-    return (file.relative_to(ROOT).as_posix(), max(line, 1)) if ROOT in file.parents else None
+    names: dict[str, tuple[int, str, str]] = {}
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.col_offset == 0:
+            names[node.name] = (node.lineno, "", "")
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                names.setdefault(alias.asname or alias.name, (node.lineno, node.module, alias.name))
+    return file, names
+
+
+def defined(module: str, name: str) -> tuple[str, int] | None:
+    """File and line of a class or function of ours, read from the sources: packages that they import may be missing."""
+    known = _top_level(module)
+    line, source, own = known[1].get(name, (0, "", "")) if known else (0, "", "")
+    if known is None or not line:
+        return None
+    if not source:
+        return known[0].relative_to(ROOT).as_posix(), line
+    inner = _top_level(f"{source}.{own}")  # a module has no line of its own
+    return (inner[0].relative_to(ROOT).as_posix(), 1) if inner else defined(source, own)
 
 
 def notebook_page(path: Path) -> str:
@@ -150,6 +174,36 @@ def notebook_page(path: Path) -> str:
     (folder / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", "utf-8")
     shutil.copy(path, folder / path.name)
     return f"notebooks/{path.stem}.md"
+
+
+def version() -> str:
+    """The version of the sources, which names the folder."""
+    import strata
+
+    return strata.__version__
+
+
+def versions(site: Path) -> list[str]:
+    """Versions that the site has, newest first."""
+    found = [p.parent.name for p in site.glob("*/index.html") if re.fullmatch(r"\d+(\.\d+)+\w*", p.parent.name)]
+    return sorted(found, key=lambda name: [int(n) for n in re.findall(r"\d+", name)], reverse=True)
+
+
+def entrances(site: Path) -> None:
+    """What lies above the versions: their list, the way to the newest, and a page a code of its errors."""
+    listed = versions(site)
+    (site / "versions.js").write_text(f"window.strataVersions = {json.dumps(listed)};\n", "utf-8")
+    (site / "index.html").write_text(LEADS.format(name="strata", to=f"{listed[0]}/index.html"), "utf-8")
+    shutil.rmtree(site / "errors", ignore_errors=True)
+    (site / "errors").mkdir()
+    for name in listed:
+        for page in sorted((site / name / "errors").glob("*.html")):
+            for title in re.findall(r'<h2 id="([a-z]\d{3}-[^"]+)"', page.read_text("utf-8")):
+                code, to = title[:4].upper(), f"{page.name}#{title}"
+                (page.parent / f"{code}.html").write_text(LEADS.format(name=code, to=to), "utf-8")
+                above = site / f"errors/{code}.html"
+                if not above.exists():  # the newest version that has it
+                    above.write_text(LEADS.format(name=code, to=f"../{name}/errors/{to}"), "utf-8")
 
 
 # --------------------------------------------------------------------------------------------------------------- links
@@ -201,9 +255,11 @@ def main(argv: list[str]) -> int:
         if beside is None:
             print("zensical is not installed: pip install zensical, or make site", file=sys.stderr)
             return 2
-        done = subprocess.run([beside, "build", "--strict", "--clean", "-f", str(BUILD / "mkdocs.yml")], check=False)
+        shutil.rmtree(SITE / version(), ignore_errors=True)
+        done = subprocess.run([beside, "build", "--strict", "-f", str(BUILD / "mkdocs.yml")], check=False)
         if done.returncode:
             return done.returncode
+        entrances(SITE)
     found = dead_links()
     pages = sum(1 for _ in SITE.rglob("*.html"))
     print("\n".join([*found, f"{pages} pages, {len(found)} dead links"]))

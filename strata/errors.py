@@ -30,7 +30,8 @@
     └── ConfigError (ValueError)         G  a setting that cannot be used
 
 A message says, in this order: what is wrong with both values that disagree, and a code; the user's line; where each
-operand came from; a fix, only when it is sure to work. A traceback ends with the command that shows the code's page.
+operand came from; a fix, only when it is sure to work. A traceback ends with the code's page: the command that prints
+it, and its address on the site, the one that `make site` writes to build/site, too.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class StrataError(Exception):
         self.operands = tuple(operands)
         self.fix = fix
         self.applied: tuple[Any, Any] | None = None  # the op that refused its inputs, and their types
-        self.add_note(f"more: strata explain {self.code}")  # the last line of a traceback, and no part of the message
+        # the last line of a traceback, and no part of the message
+        self.add_note(f"more: strata explain {self.code}, or errors/{self.code}.html on the site")
 
     def rename(self, operation: str, is_operation: Callable[[str], bool]) -> None:
         """Let the message name the operation that the user called, rather than the one it became."""

@@ -63,6 +63,23 @@ def test_names_lead_to_their_source(site: ModuleType) -> None:
         assert f'id="L{line}"' in page
 
 
+def test_versions_are_listed_and_errors_lead_to_the_newest(site: ModuleType, tmp_path: Path) -> None:
+    for version, codes in (("0.9.1", ("s102", "x900")), ("0.10.0", ("s102",)), ("0.2.0", ())):
+        (tmp_path / version / "errors").mkdir(parents=True)
+        (tmp_path / version / "index.html").write_text("<p>")
+        page = "".join(f'<h2 id="{code}-mistake">{code}</h2>' for code in codes)
+        (tmp_path / version / "errors/shapes.html").write_text(page)
+    (tmp_path / "assets").mkdir()
+    site.entrances(tmp_path)
+    site.entrances(tmp_path)
+    assert (tmp_path / "versions.js").read_text() == 'window.strataVersions = ["0.10.0", "0.9.1", "0.2.0"];\n'
+    assert '"0.10.0/index.html"' in (tmp_path / "index.html").read_text()
+    assert '"../0.10.0/errors/shapes.html#s102-mistake"' in (tmp_path / "errors/S102.html").read_text()
+    assert '"../0.9.1/errors/shapes.html#x900-mistake"' in (tmp_path / "errors/X900.html").read_text()
+    assert '"shapes.html#s102-mistake"' in (tmp_path / "0.9.1/errors/S102.html").read_text()
+    assert site.dead_links(tmp_path) == []
+
+
 def test_dead_links_are_found(site: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<h1 id="top">a</h1><a href="b.html#x">b</a><a href="#top">up</a><img src="no.png">'

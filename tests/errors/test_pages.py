@@ -1,6 +1,7 @@
 """docs/errors: a section for every code that the package raises, written from the cases beside this file.
 
-`make golden` writes the pages. A code that no short program can raise has its section in index.md or internal.md.
+`make golden` writes the pages, and the list of all codes at the end of index.md. A code that no short program can raise
+has its section in a page that is written by hand: index.md, classes.md, internal.md, files.md or serving.md.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ PAGES = {
     "devices": ("CEGLF", "Blocks, targets, devices and settings"),
     "runs": ("X", "Failures while a program runs"),
 }
-CODE = re.compile(r"""["']([SDINOPVRTLCEXFGB][0-9]{3})["']""")
+CODE = re.compile(r"""["']([SDINOPVRTLCEXFGBZ][0-9]{3})["']""")
 SECTION = re.compile(r"^## ([A-Z][0-9]{3}): ", re.MULTILINE)
+TITLE = re.compile(r"^## ([A-Z][0-9]{3}): (.+)$", re.MULTILINE)
+LIST = "## Every code\n"
 
 
 def cases_by_code() -> dict[str, list[GoldenCase]]:
@@ -67,6 +70,24 @@ def test_page_is_current(name: str, request: pytest.FixtureRequest) -> None:
     assert path.read_text("utf-8") == text, f"{path} does not follow from the cases; `make golden` writes it"
 
 
+def list_of_codes() -> str:
+    """Every code with its mistake, as links to the sections, a line a code."""
+    rows = []
+    for path in DOCS.glob("*.md"):
+        for code, title in TITLE.findall(path.read_text("utf-8")):
+            anchor = re.sub(r"[^\w\- ]", "", f"{code} {title}".lower()).replace(" ", "-")
+            rows.append(f"- [{code}]({path.name}#{anchor}) {title}")
+    return "\n".join([LIST, *sorted(rows, key=lambda row: row[3:7])]) + "\n"
+
+
+def test_the_list_of_codes_is_current(request: pytest.FixtureRequest) -> None:
+    path = DOCS / "index.md"
+    written, _, _ = path.read_text("utf-8").partition(LIST)
+    if request.config.getoption("--update-golden"):
+        path.write_text(written + list_of_codes(), "utf-8")
+    assert path.read_text("utf-8") == written + list_of_codes(), "`make golden` writes it"
+
+
 def test_every_letter_has_a_page() -> None:
     letters = "".join(letters for letters, _ in PAGES.values())
     assert sorted(letters) == sorted(set(letters))
@@ -84,8 +105,7 @@ def raised_codes() -> dict[str, str]:
 
 def test_every_code_has_a_section() -> None:
     documented = {code for path in DOCS.glob("*.md") for code in SECTION.findall(path.read_text("utf-8"))}
-    defaults = "strata/errors.py"  # the code of a class, for errors that have none of their own
-    missing = {code: file for code, file in raised_codes().items() if code not in documented and file != defaults}
+    missing = {code: file for code, file in raised_codes().items() if code not in documented}
     assert not missing, f"add tests/errors/cases/<code>_<mistake>.case and run `make golden`: {missing}"
 
 
