@@ -25,16 +25,16 @@ import numpy as np
 import strata as st
 from benchmarks.gpu_models import Model, OnTorch, models
 from strata import ops
-from strata.backends.triton.attention import render_attention
 from strata.backends.triton.backend import PlannedBackend, rendered_step
-from strata.backends.triton.calls import DriverCalls, PreparedLaunch
-from strata.backends.triton.compile import Binary, compile_program
-from strata.backends.triton.dequant import render_dequant
-from strata.backends.triton.product import find_product
-from strata.backends.triton.render import Rendered, normal_form, render
-from strata.backends.triton.search import attention_candidates, product_candidates
+from strata.backends.triton.codegen.attention import render_attention
+from strata.backends.triton.codegen.dequant import render_dequant
+from strata.backends.triton.codegen.product import find_product
+from strata.backends.triton.codegen.render import Rendered, normal_form, render
+from strata.backends.triton.launch.calls import DriverCalls, PreparedLaunch
+from strata.backends.triton.launch.compile import Binary, compile_program
+from strata.backends.triton.launch.workers import compile_ahead
 from strata.backends.triton.target import Gpu
-from strata.backends.triton.workers import compile_ahead
+from strata.backends.triton.tuning.search import attention_candidates, product_candidates
 from strata.core import DType, bf16, f16, f32, i64, u8
 from strata.lir import Lir
 from strata.mir import Graph

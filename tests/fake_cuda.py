@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from strata.backends.triton.backend import TritonBackend
-from strata.backends.triton.calls import PreparedLaunch
-from strata.backends.triton.compile import Binary
-from strata.backends.triton.cuda import CudaDriver
-from strata.backends.triton.render import TritonProgram
+from strata.backends.triton.codegen.render import TritonProgram
+from strata.backends.triton.launch.calls import PreparedLaunch
+from strata.backends.triton.launch.compile import Binary
+from strata.backends.triton.launch.cuda import CudaDriver
 from strata.backends.triton.target import Gpu
 from strata.core import substitute
 from strata.kernel import interpret

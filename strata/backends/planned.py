@@ -67,12 +67,12 @@ class RocmTarget(PlannedTarget):
         return Gpu.named("gfx942").target
 
     def runs_whole(self, node: Node) -> bool:
-        from strata.backends.triton.pairs import takes_pairs
+        from strata.backends.triton.codegen.pairs import takes_pairs
 
         return not takes_pairs(node.op.name, [x.type.dtype for x in node.inputs])
 
     def sources(self, lir: Lir) -> dict[str, str]:
-        from strata.backends.triton.render import render
+        from strata.backends.triton.codegen.render import render
 
         return {name: str(render(kernel)) for name, kernel in lir.kernels.items()}
 

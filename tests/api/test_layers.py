@@ -74,6 +74,7 @@ ROOMS = {
         *(("ir",), ("math",), ("jit",), ("loops",), ("gemm",), ("conv", "attention", "quant", "fft", "linalg")),
         *(("natives",), ("executor",), ("codegen",), ("runtime",), ("backend",), ("control",)),
     ),
+    "backends/triton": (("target",), ("schedules",), ("codegen",), ("launch",), ("tuning",), ("backend",)),
 }  # fmt: skip
 MODULES_A_FOLDER = 25
 

@@ -157,7 +157,7 @@ ALLOWED = {
     "cache/sources.py": "the package's own",
     "cache/store.py": "locks, which are opened for writing and without waiting",
     "viewer/page.py": "the package's own",
-    "backends/triton/winners.py": "the package's own",
+    "backends/triton/schedules/winners.py": "the package's own",
     "testing/golden.py": "of a test suite",
     "io/onnx/program.py": "without waiting, and refused where it has two names",
 }

@@ -18,7 +18,11 @@ PLACES = {
     "speculative decoding": ("strata/models/speculative.py", "strata/models/generate.py", "docs/guides/serving.md"),
     "prefill": ("strata/models/cached.py", "strata/serving/batching.py", "docs/guides/serving.md"),
     "decode": ("strata/models/cached.py", "strata/serving/batching.py", "strata/backends/llvm/attention/decode.py"),
-    "matmul": ("strata/backends/llvm/gemm", "strata/backends/triton/product.py", "strata/backends/wgsl/tiles.py"),
+    "matmul": (
+        "strata/backends/llvm/gemm",
+        "strata/backends/triton/codegen/product.py",
+        "strata/backends/wgsl/tiles.py",
+    ),
     "epilogue": ("strata/backends/llvm/gemm/epilogue.py", "strata/lir/fusion.py", "docs/guides/fusion.md"),
     "tile": ("strata/backends/llvm/gemm/micro.py", "strata/backends/llvm/loops", "docs/concepts/kernels.md"),
     "software pipelining": (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from strata.backends.triton.interpreter import InterpreterDriver
+from strata.backends.triton.launch.interpreter import InterpreterDriver
 from strata.core import ALL_DTYPES, DType, bool_
 from strata.kernel import SCALARS, Axis, Buffer, Kernel, Load, Scalar, ScalarFunction, Store, interpret
 from strata.testing.backend_suite import TOLERANCE

@@ -14,10 +14,10 @@ import numpy as np
 from strata import ops
 from strata.backends import register_backend
 from strata.backends.triton.backend import interpreted
-from strata.backends.triton.interpreter import InterpreterDriver
-from strata.backends.triton.product import find_product
-from strata.backends.triton.render import HOPPER, render
-from strata.backends.triton.schedule import TritonTiles, parse_gpu_schedule
+from strata.backends.triton.codegen.product import find_product
+from strata.backends.triton.codegen.render import HOPPER, render
+from strata.backends.triton.launch.interpreter import InterpreterDriver
+from strata.backends.triton.schedules.schedule import TritonTiles, parse_gpu_schedule
 from strata.core import DType, bf16, f16, f32
 from strata.kernel import Kernel, interpret, normalize
 from strata.mir import Graph, Value

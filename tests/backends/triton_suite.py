@@ -21,8 +21,8 @@ from collections.abc import Iterator
 import strata.ops  # noqa: F401 - fills the registry
 from strata.backends import register_backend
 from strata.backends.triton.backend import PlannedBackend, interpreted
-from strata.backends.triton.compile import binary_of, compiled
-from strata.backends.triton.render import TritonProgram, render
+from strata.backends.triton.codegen.render import TritonProgram, render
+from strata.backends.triton.launch.compile import binary_of, compiled
 from strata.backends.triton.target import Gpu
 from strata.errors import StrataError
 from strata.runtime import CompilePipeline

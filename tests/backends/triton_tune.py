@@ -12,11 +12,11 @@ import numpy as np
 
 from strata import ops
 from strata.backends import register_backend
-from strata.backends.triton import tune
 from strata.backends.triton.backend import TritonBackend, interpreted
-from strata.backends.triton.product import find_product
-from strata.backends.triton.render import HOPPER, normal_form
-from strata.backends.triton.search import product_candidates
+from strata.backends.triton.codegen.product import find_product
+from strata.backends.triton.codegen.render import HOPPER, normal_form
+from strata.backends.triton.tuning import tune
+from strata.backends.triton.tuning.search import product_candidates
 from strata.core import bf16, sym
 from strata.kernel import parse_kernel, show_kernel
 from strata.lir import Lir

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strata.backends.triton.render import render
+from strata.backends.triton.codegen.render import render
 from strata.kernel import parse_kernel, verify_kernel
 from strata.testing import find_cases, read_case
 

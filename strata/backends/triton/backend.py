@@ -8,14 +8,14 @@ from dataclasses import replace
 from strata.backends.base import Capabilities
 from strata.backends.driver import DeviceDriver, Launchable
 from strata.backends.offload import OffloadBackend, OffloadExecutable
-from strata.backends.triton.attention import render_attention, takes_attention
-from strata.backends.triton.attention_backward import render_backward, takes_backward
-from strata.backends.triton.cuda import CudaDriver, count
-from strata.backends.triton.dequant import render_dequant, takes_dequant
-from strata.backends.triton.pairs import takes_pairs
-from strata.backends.triton.render import Rendered, render
+from strata.backends.triton.codegen.attention import render_attention, takes_attention
+from strata.backends.triton.codegen.attention_backward import render_backward, takes_backward
+from strata.backends.triton.codegen.dequant import render_dequant, takes_dequant
+from strata.backends.triton.codegen.pairs import takes_pairs
+from strata.backends.triton.codegen.render import Rendered, render
+from strata.backends.triton.launch.cuda import CudaDriver, count
+from strata.backends.triton.launch.workers import compile_ahead
 from strata.backends.triton.target import Gpu
-from strata.backends.triton.workers import compile_ahead
 from strata.core import Target, TensorType
 from strata.errors import DeviceError
 from strata.lir import Lir, Step
@@ -93,7 +93,7 @@ class CudaBackend(TritonBackend):
         return super().compile(lir)
 
     def tune(self, lir: Lir, progress: Callable[[int, int], None] | None = None) -> Lir:
-        from strata.backends.triton.tune import tuned  # only those who search need it
+        from strata.backends.triton.tuning.tune import tuned  # only those who search need it
 
         with self.driver.lock:
             return tuned(lir, self.driver, self.gpu, self.driver.device.name, progress)
@@ -109,7 +109,7 @@ class CudaBackend(TritonBackend):
 
 def interpreted() -> TritonBackend:
     """A backend whose kernels run in Triton's interpreter, for tests."""
-    from strata.backends.triton.interpreter import InterpreterDriver
+    from strata.backends.triton.launch.interpreter import InterpreterDriver
 
     return TritonBackend("triton_interpreter", Gpu.named("sm_90"), InterpreterDriver())
 

@@ -10,9 +10,9 @@ import pytest
 
 from strata import ops
 from strata.backends import register_backend, registry
-from strata.backends.triton.attention import render_attention, takes_attention
 from strata.backends.triton.backend import PlannedBackend
-from strata.backends.triton.render import Rendered
+from strata.backends.triton.codegen.attention import render_attention, takes_attention
+from strata.backends.triton.codegen.render import Rendered
 from strata.backends.triton.target import Gpu
 from strata.core import DType, bf16, f32, f64, i64, sym
 from strata.mir import Graph

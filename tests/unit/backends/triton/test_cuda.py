@@ -14,10 +14,10 @@ import pytest
 
 from strata.backends.offload import OffloadBackend
 from strata.backends.recipe import Copy
-from strata.backends.triton import cuda
-from strata.backends.triton.calls import PreparedLaunch
-from strata.backends.triton.cuda import CudaDriver
-from strata.backends.triton.launches import SHORT, LaunchSequence
+from strata.backends.triton.launch import cuda
+from strata.backends.triton.launch.calls import PreparedLaunch
+from strata.backends.triton.launch.cuda import CudaDriver
+from strata.backends.triton.launch.launches import SHORT, LaunchSequence
 from strata.core import f32, sym
 from strata.errors import DeviceError, OutOfMemoryError, RunError
 from strata.kernel import parse_kernel

@@ -12,9 +12,9 @@ import pytest
 from strata import ops
 from strata.backends import register_backend, registry
 from strata.backends.triton.backend import PlannedBackend
-from strata.backends.triton.blocks import BlockShape
-from strata.backends.triton.dequant import render_dequant
-from strata.backends.triton.render import Rendered
+from strata.backends.triton.codegen.blocks import BlockShape
+from strata.backends.triton.codegen.dequant import render_dequant
+from strata.backends.triton.codegen.render import Rendered
 from strata.backends.triton.target import Gpu
 from strata.core import Dim, DType, bf16, f32, sym, u8
 from strata.lir import Lir

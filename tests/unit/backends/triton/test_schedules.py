@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from strata.backends.triton import winners
-from strata.backends.triton.schedule import TritonTiles, fitted_tiles, parse_gpu_schedule
+from strata.backends.triton.schedules import winners
+from strata.backends.triton.schedules.schedule import TritonTiles, fitted_tiles, parse_gpu_schedule
+from strata.backends.triton.schedules.winners import nearest, winner
 from strata.backends.triton.target import Gpu
-from strata.backends.triton.winners import nearest, winner
 from strata.errors import ParseError
 
 TEXTS = [

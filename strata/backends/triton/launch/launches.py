@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strata.backends.recipe import Copy
-from strata.backends.triton.calls import PreparedLaunch
+from strata.backends.triton.launch.calls import PreparedLaunch
 
 SHORT = 3  # launches that are not worth a graph
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from strata.backends.triton.product import TileSum, can_split, descriptor_views
-from strata.backends.triton.schedule import AttentionBlocks, TritonTiles, fitted_tiles, known
+from strata.backends.triton.codegen.product import TileSum, can_split, descriptor_views
+from strata.backends.triton.schedules.schedule import AttentionBlocks, TritonTiles, fitted_tiles, known
 from strata.backends.triton.target import Gpu
 from strata.core import Dim
 from strata.kernel import ContractionForm

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from strata.backends.triton.blocks import BlockShape, BlockTile
-from strata.backends.triton.emit import TritonEmitter
-from strata.backends.triton.render import Rendered, TritonProgram, render
-from strata.backends.triton.scalars import decoded, encoded
-from strata.backends.triton.schedule import TritonRows, known, parse_gpu_schedule, power_of_two
+from strata.backends.triton.codegen.blocks import BlockShape, BlockTile
+from strata.backends.triton.codegen.emit import TritonEmitter
+from strata.backends.triton.codegen.render import Rendered, TritonProgram, render
+from strata.backends.triton.codegen.scalars import decoded, encoded
+from strata.backends.triton.schedules.schedule import TritonRows, known, parse_gpu_schedule, power_of_two
+from strata.backends.triton.schedules.winners import winner
 from strata.backends.triton.target import Gpu
-from strata.backends.triton.winners import winner
 from strata.core import Dim, TensorType, bf16, dim_prod, f16, f32, f64
 from strata.kernel import Buffer, Expr, Kernel, KernelBuilder
 from strata.mir import Node, Op

@@ -10,12 +10,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from strata.backends.triton.elements import literal
-from strata.backends.triton.emit import Lane, TritonEmitter, place_points
-from strata.backends.triton.scalars import encoded
-from strata.backends.triton.schedule import TritonTiles, fitted_tiles, known, parse_gpu_schedule
+from strata.backends.triton.codegen.elements import literal
+from strata.backends.triton.codegen.emit import Lane, TritonEmitter, place_points
+from strata.backends.triton.codegen.scalars import encoded
+from strata.backends.triton.schedules.schedule import TritonTiles, fitted_tiles, known, parse_gpu_schedule
+from strata.backends.triton.schedules.winners import winner
 from strata.backends.triton.target import Gpu
-from strata.backends.triton.winners import winner
 from strata.core import Dim, DType, bf16, dim_prod, f16, f32, i8, i32
 from strata.kernel import (
     Axis,

@@ -22,11 +22,11 @@ import numpy as np
 from strata.backends.driver import DeviceDriver
 from strata.backends.recipe import Copy, Launch, number
 from strata.backends.resident import DeviceArray
-from strata.backends.triton.calls import DriverCalls, PreparedLaunch
-from strata.backends.triton.compile import INSTALL, Binary, compile_program, is_installed
-from strata.backends.triton.launchable import LaunchableKernel
-from strata.backends.triton.launches import LaunchSequence
-from strata.backends.triton.render import Rendered, TritonProgram, render
+from strata.backends.triton.codegen.render import Rendered, TritonProgram, render
+from strata.backends.triton.launch.calls import DriverCalls, PreparedLaunch
+from strata.backends.triton.launch.compile import INSTALL, Binary, compile_program, is_installed
+from strata.backends.triton.launch.launchable import LaunchableKernel
+from strata.backends.triton.launch.launches import LaunchSequence
 from strata.backends.triton.target import Gpu
 from strata.core import as_dtype, device_capsule, foreign_memory, here
 from strata.errors import DeviceError, OutOfMemoryError, RunError, ShapeError

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from strata.backends.triton.render import TritonProgram
+from strata.backends.triton.codegen.render import TritonProgram
 from strata.backends.triton.target import Gpu
 from strata.cache import default_store, digest
 from strata.core import here

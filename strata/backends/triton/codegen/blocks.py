@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
-from strata.backends.triton.emit import TritonEmitter
+from strata.backends.triton.codegen.emit import TritonEmitter
 from strata.ops import gguf_blocks, gguf_fields
 
 _LONGEST = 32  # bytes of a run

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.backends.attention import AttentionPlaces
-from strata.backends.triton.attention import LOG2E, AttentionText, takes_attention
-from strata.backends.triton.emit import TritonEmitter
-from strata.backends.triton.render import Rendered, TritonProgram
-from strata.backends.triton.scalars import decoded, encoded
-from strata.backends.triton.schedule import AttentionBlocks, known, power_of_two
+from strata.backends.triton.codegen.attention import LOG2E, AttentionText, takes_attention
+from strata.backends.triton.codegen.emit import TritonEmitter
+from strata.backends.triton.codegen.render import Rendered, TritonProgram
+from strata.backends.triton.codegen.scalars import decoded, encoded
+from strata.backends.triton.schedules.schedule import AttentionBlocks, known, power_of_two
 from strata.core import Dim, TensorType, dim_max, f32
 from strata.kernel import Buffer, Kernel
 from strata.lir import Spacing

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from threading import Thread
 
-from strata.backends.triton.compile import Binary, CompileJob, binary_of, keep, run_job
-from strata.backends.triton.render import TritonProgram
+from strata.backends.triton.codegen.render import TritonProgram
+from strata.backends.triton.launch.compile import Binary, CompileJob, binary_of, keep, run_job
 from strata.backends.triton.target import Gpu
 from strata.cache import default_store
 from strata.core import available_threads
@@ -74,7 +74,7 @@ def _done_here(job: CompileJob) -> Binary | str:
 
 def _serve(waiting: queue.SimpleQueue[CompileJob], answers: queue.SimpleQueue[tuple[CompileJob, Binary | str]]) -> None:
     """One worker process, and the jobs that it takes."""
-    command = [sys.executable, "-m", "strata.backends.triton.workers"]
+    command = [sys.executable, "-m", "strata.backends.triton.launch.workers"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None

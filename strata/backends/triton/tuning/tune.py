@@ -17,11 +17,11 @@ import numpy as np
 
 from strata.backends.driver import DeviceDriver
 from strata.backends.recipe import Launch, number
-from strata.backends.triton.product import find_product
-from strata.backends.triton.render import Rendered, normal_form, render
-from strata.backends.triton.search import product_candidates
+from strata.backends.triton.codegen.product import find_product
+from strata.backends.triton.codegen.render import Rendered, normal_form, render
+from strata.backends.triton.launch.workers import compile_ahead
 from strata.backends.triton.target import Gpu
-from strata.backends.triton.workers import compile_ahead
+from strata.backends.triton.tuning.search import product_candidates
 from strata.cache import default_store, digest
 from strata.core import Symbol
 from strata.errors import StrataError

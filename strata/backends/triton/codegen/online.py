@@ -15,7 +15,7 @@ from strata.core import f32
 from strata.kernel import Compute, Expr, LoopBlock, Reduce, ReduceLoop, Scalar, postorder, substitute_axes
 
 if TYPE_CHECKING:
-    from strata.backends.triton.emit import Lane, TritonEmitter
+    from strata.backends.triton.codegen.emit import Lane, TritonEmitter
 
 TOGETHER = 4  # blocks of terms that are looked at before a sum is brought down
 _MOST = 3.4028234663852886e38

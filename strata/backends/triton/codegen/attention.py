@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strata.backends.attention import AttentionPlaces, HeadStrides
-from strata.backends.triton.emit import TritonEmitter
-from strata.backends.triton.render import Rendered, TritonProgram
-from strata.backends.triton.scalars import decoded, encoded
-from strata.backends.triton.schedule import AttentionBlocks, known, parse_gpu_schedule, power_of_two
+from strata.backends.triton.codegen.emit import TritonEmitter
+from strata.backends.triton.codegen.render import Rendered, TritonProgram
+from strata.backends.triton.codegen.scalars import decoded, encoded
+from strata.backends.triton.schedules.schedule import AttentionBlocks, known, parse_gpu_schedule, power_of_two
+from strata.backends.triton.schedules.winners import winner
 from strata.backends.triton.target import Gpu
-from strata.backends.triton.winners import winner
 from strata.core import Dim, DType, TensorType, bf16, bool_, dim_max, f16, f32, i32, i64
 from strata.kernel import Buffer, Kernel
 from strata.lir import Spacing

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from strata.backends.triton.elements import BITS, is_small, literal, memory, number, register
+from strata.backends.triton.codegen.elements import BITS, is_small, literal, memory, number, register
 from strata.core import DType
 from strata.errors import CompileError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from strata.backends.triton.elements import is_small, pointer
-from strata.backends.triton.emit import TritonEmitter, across, argument_names, place_points, reads_along
-from strata.backends.triton.pairs import without_complex
-from strata.backends.triton.prelude import prelude
-from strata.backends.triton.product import by_rows, emit_contraction, find_product, values_in_order
-from strata.backends.triton.schedule import (
+from strata.backends.triton.codegen.elements import is_small, pointer
+from strata.backends.triton.codegen.emit import TritonEmitter, across, argument_names, place_points, reads_along
+from strata.backends.triton.codegen.pairs import without_complex
+from strata.backends.triton.codegen.prelude import prelude
+from strata.backends.triton.codegen.product import by_rows, emit_contraction, find_product, values_in_order
+from strata.backends.triton.schedules.schedule import (
     WHOLE_ROW,
     GpuSchedule,
     Lanes,

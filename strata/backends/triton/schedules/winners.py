@@ -12,7 +12,7 @@ from functools import cache
 from math import log2
 from pathlib import Path
 
-from strata.backends.triton.schedule import GpuSchedule, parse_gpu_schedule
+from strata.backends.triton.schedules.schedule import GpuSchedule, parse_gpu_schedule
 from strata.backends.triton.target import Gpu
 
 _MOST = 1 << 18  # larger sizes, and those that are not known, count as this

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from strata.backends.driver import DeviceDriver
-from strata.backends.triton.compile import function_of, is_interpreting
-from strata.backends.triton.launchable import LaunchableKernel
-from strata.backends.triton.render import Rendered, render
+from strata.backends.triton.codegen.render import Rendered, render
+from strata.backends.triton.launch.compile import function_of, is_interpreting
+from strata.backends.triton.launch.launchable import LaunchableKernel
 from strata.core import here
 from strata.errors import DeviceError, RunError
 from strata.kernel import Kernel

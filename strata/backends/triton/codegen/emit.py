@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from strata.backends.triton.elements import is_small, literal, number, register
-from strata.backends.triton.online import TOGETHER, SumBeside, SumWithMaximum, sum_beside
-from strata.backends.triton.prelude import is_prelude
-from strata.backends.triton.scalars import TritonCall, decoded, emit_scalar, encoded
-from strata.backends.triton.schedule import GpuSchedule, Lanes, TritonRows, known, power_of_two
+from strata.backends.triton.codegen.elements import is_small, literal, number, register
+from strata.backends.triton.codegen.online import TOGETHER, SumBeside, SumWithMaximum, sum_beside
+from strata.backends.triton.codegen.prelude import is_prelude
+from strata.backends.triton.codegen.scalars import TritonCall, decoded, emit_scalar, encoded
+from strata.backends.triton.schedules.schedule import GpuSchedule, Lanes, TritonRows, known, power_of_two
 from strata.core import Dim, DType, bounds, dim_prod, i64, known_le
 from strata.kernel import (
     Axis,

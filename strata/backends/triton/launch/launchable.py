@@ -7,7 +7,7 @@ from typing import Any
 
 from strata.backends.driver import Launchable
 from strata.backends.recipe import number
-from strata.backends.triton.render import Rendered, TritonProgram
+from strata.backends.triton.codegen.render import Rendered, TritonProgram
 
 
 class LaunchableKernel(Launchable):

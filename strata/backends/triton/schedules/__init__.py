@@ -1,0 +1,1 @@
+"""Schedules of Triton kernels as data, and the measured winners that ship."""

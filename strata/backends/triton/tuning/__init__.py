@@ -1,0 +1,1 @@
+"""Search for schedules on the card: candidates, and beam search."""
