@@ -34,6 +34,7 @@ OTHERS = {  # the module that loads a folder of each other kind
     "resnet": "vision.resnet",
     **dict.fromkeys(("convnext", "convnextv2"), "vision.convnext"),
     "segformer": "vision.segformer",
+    **dict.fromkeys(("swin", "swinv2"), "vision.swin"),
     "whisper": "audio.whisper",
     **dict.fromkeys(("wav2vec2", "hubert"), "audio.wav2vec2"),
 }

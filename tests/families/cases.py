@@ -87,6 +87,8 @@ STABLE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias
 RESNET = dict(embedding_size=8, hidden_sizes=[16, 32, 48], depths=[1, 2, 1], num_labels=5)
 CONVNEXT = dict(hidden_sizes=[8, 16, 24, 32], depths=[1, 2, 1, 1], num_labels=5)
 SEGFORMER = dict(hidden_sizes=[8, 16, 24, 32], depths=[1, 2, 1, 1], decoder_hidden_size=16, num_labels=5)
+SWIN = dict(embed_dim=8, depths=[2, 1], num_heads=[2, 4], window_size=3, image_size=24, patch_size=2,
+            num_labels=5)  # fmt: skip
 MADE = ("logits", "encoder_last_hidden_state")
 CASES: dict[str, Case] = {
     "vit": Case("ViTForImageClassification", VIT, images(24, 24), ("logits",)),
@@ -126,5 +128,9 @@ CASES: dict[str, Case] = {
     "convnext": Case("ConvNextForImageClassification", CONVNEXT, images(64, 96), ("logits",)),
     "convnextv2": Case("ConvNextV2ForImageClassification", CONVNEXT, images(64, 64), ("logits",)),
     "segformer": Case("SegformerForSemanticSegmentation", SEGFORMER, images(64, 96), ("logits",)),
+    "swin": Case("SwinForImageClassification", SWIN, images(24, 24), ("logits",)),
+    "swin, other size": Case("SwinModel", {**SWIN, "use_absolute_embeddings": True}, images(40, 32), STATES, RESIZED),
+    "swinv2": Case("Swinv2ForImageClassification", {**SWIN, "window_size": 8}, images(24, 24), ("logits",)),
+    "swinv2, other size": Case("Swinv2Model", {**SWIN, "pretrained_window_sizes": [6, 3]}, images(31, 40), STATES),
     "segformer, labels": Case("SegformerForImageClassification", SEGFORMER, images(64, 64), ("logits",)),
 }  # fmt: skip

@@ -55,9 +55,3 @@ class ConvolutionBuilder(TransformerBuilder):
     def image(self, x: Value, height: Dim, width: Dim) -> Value:
         """Tokens [B, H · W, C] as [B, C, H, W]."""
         return ops.reshape(ops.transpose(x, (0, 2, 1)), (self.batch, x.shape[2], height, width))
-
-    def classified(self, x: Value, name: str = "classifier") -> dict[str, Value]:
-        """Logits of labels, where the weights have a head for them."""
-        if not self.has(f"{name}.weight"):
-            return {}
-        return {"logits": self.linear(x, name, int(self.weights[f"{name}.weight"].shape[0]), x.shape[-1].__index__())}

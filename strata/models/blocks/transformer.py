@@ -104,6 +104,12 @@ class TransformerBuilder(WeightBuilder):
             x = self.layer(x, i, names, sizes, **fields)
         return x
 
+    def classified(self, x: Value, name: str = "classifier") -> dict[str, Value]:
+        """Logits of labels, where the weights have a head for them."""
+        if not self.has(f"{name}.weight"):
+            return {}
+        return {"logits": self.linear(x, name, int(self.weights[f"{name}.weight"].shape[0]), x.shape[-1].__index__())}
+
 
 def pair(found: Mapping[str, Any], key: str, default: int | None = None) -> tuple[int, int]:
     """A height and a width: one number for both, or a list of two."""
