@@ -15,16 +15,16 @@ from strata.backends import DeviceHome, Executable, FastCall
 from strata.config import config
 from strata.core import Table, folded, here, new_rlock
 from strata.errors import OptionError, UnknownNameError
-from strata.lir import Lir, RuleCheck, SizeCheck, Spread, check_sizes, size_checks
+from strata.lir import Lir, RuleCheck, SizeCheck, Spread
 from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.compile.pipeline import CompilePipeline
 from strata.runtime.execute import at_home
-from strata.runtime.execute.arrays import USABLE, StoredArray, kept_apart, read_array
+from strata.runtime.execute.arrays import USABLE, StoredArray, kept_apart
 from strata.runtime.execute.background import background
 from strata.runtime.execute.extent import Extents, is_remembered
-from strata.runtime.execute.feeds import by_name, check_outputs, check_params, read_input, refuse_extra, together
-from strata.runtime.execute.foreign import read_param
+from strata.runtime.execute.feeds import by_name, check_outputs, check_params, read_input, refuse_extra, sizes, together
+from strata.runtime.execute.foreign import like_first, read_param
 from strata.runtime.execute.memory import MemoryReport, makers_of
 from strata.runtime.execute.state import GraphState, updates_in_place
 from strata.runtime.report.observe import OBSERVERS, run_observed
@@ -186,7 +186,7 @@ class CompiledGraph:
 
     @untouched
     def run(self, feeds: Mapping[str, Any] | None = None, /, *surplus: Any, **named: Any) -> tuple[np.ndarray, ...]:
-        """Run on arrays by input name; returns new arrays."""
+        """Run on arrays by input name; returns new arrays: of PyTorch, JAX or CuPy where such an array is given."""
         given = named if feeds is None else together(self, feeds, named) if named else feeds
         if surplus:
             raise too_many("CompiledGraph.run", 1, 1 + len(surplus))
@@ -199,7 +199,8 @@ class CompiledGraph:
                 if self._last is not None:
                     self._last = made
                 return made
-        arrays = self._arrays(given)
+        others: list[Any] = []
+        arrays = self._arrays(given, others)
         if self._is_static:
             outputs = [make(shape, dtype) for make, shape, dtype in self._makers]
             binding: Mapping[str, int] = _NO_SIZES
@@ -218,7 +219,7 @@ class CompiledGraph:
             self._run(arrays, outputs, binding, threads)
             if quick is not None and self._is_static:
                 self._teach(quick, outputs, threads)
-        return tuple(outputs)
+        return ((others and like_first(others)) or tuple)(outputs)
 
     __call__ = run
 
@@ -365,7 +366,8 @@ class CompiledGraph:
             return [self.run(feeds) for feeds in sets]
         return [future.result() for future in [self.submit(feeds) for feeds in sets]]
 
-    def _arrays(self, given: Mapping[str, Any]) -> list[np.ndarray]:
+    def _arrays(self, given: Mapping[str, Any], others: list[Any] | None = None) -> list[np.ndarray]:
+        """Arrays in the order of the inputs; `others` gets those that are not NumPy's as they should be."""
         if self._missing:
             check_params(self)
         arrays: list[np.ndarray] = []
@@ -384,6 +386,8 @@ class CompiledGraph:
                 arrays.append(value)
             else:
                 arrays.append(read_input(self, name, value, len(arrays)))
+                if others is not None:
+                    others.append(value)
         if len(given) != len(arrays):
             refuse_extra(self, given)
         return arrays
@@ -393,16 +397,7 @@ class CompiledGraph:
         key = tuple([a.shape for a in arrays])
         found = self._sizes.peek(key)
         if found is None:
-            for (name, kind), array in zip(self._inputs, arrays, strict=True):
-                read_array(name, kind, array, "input")
-            graph = self._lir.graph
-            shapes = {x: a.shape for x, a in zip(graph.inputs, arrays, strict=True)}
-            given = {graph.leaf(name): shape for name, shape in self._param_shapes.items()}
-            binding = infer_binding({**shapes, **given})
-            if self._checks is None:
-                self._checks = size_checks(self.source)
-            check_sizes(self._checks, binding)
-            found = binding, makers_of([t.bind(binding) for t in self._outputs])
+            found = sizes(self, arrays)
             self._sizes.put(key, found)
         return found
 
@@ -444,7 +439,8 @@ class CompiledGraph:
                     outputs = self._state.place(arrays, outputs)
                 self._execute(arrays, outputs, binding)
                 self._last = outputs
-            return self._state.take(outputs) if self._state is not None else tuple(outputs)
+            wrap = like_first(by_name(self, given).values()) or tuple
+            return wrap(self._state.take(outputs) if self._state is not None else outputs)
 
     def _filled(self, given: Mapping[str, Any]) -> list[np.ndarray]:
         """Arrays for all inputs, on the host: what is not given comes from the state."""

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from strata.core import here
 from strata.errors import OptionError, UnknownNameError
-from strata.mir import near
+from strata.lir import check_sizes, size_checks
+from strata.mir import infer_binding, near
 from strata.runtime.execute.arrays import check_output, read_array
+from strata.runtime.execute.memory import makers_of
 
 if TYPE_CHECKING:
     from strata.runtime.execute.compiled import CompiledGraph
@@ -60,6 +62,20 @@ def read_input(graph: CompiledGraph, name: str, value: Any, at: int) -> Any:
             f"input {name!r} : {kind} is missing; the signature is {graph.signature}", code="N114", place=here()
         )
     return read_array(name, kind, value, "input")
+
+
+def sizes(graph: CompiledGraph, arrays: Sequence[Any]) -> tuple[dict[str, int], tuple[Any, ...]]:
+    """Sizes of the symbols that arrays give, checked, and what makes the outputs that follow from them."""
+    for (name, kind), array in zip(graph._inputs, arrays, strict=True):
+        read_array(name, kind, array, "input")
+    source = graph._lir.graph
+    shapes = {x: a.shape for x, a in zip(source.inputs, arrays, strict=True)}
+    given = {source.leaf(name): shape for name, shape in graph._param_shapes.items()}
+    binding = infer_binding({**shapes, **given})
+    if graph._checks is None:
+        graph._checks = size_checks(graph.source)
+    check_sizes(graph._checks, binding)
+    return binding, makers_of([t.bind(binding) for t in graph._outputs])
 
 
 def check_outputs(

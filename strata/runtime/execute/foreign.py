@@ -1,8 +1,8 @@
-"""Arrays of other libraries at the boundary of device programs: taken without a copy, and the same kind given back."""
+"""Arrays of other libraries at the boundary of programs: taken without a copy, and the same kind given back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,15 @@ _LIBRARIES = {  # by the first part of a type's module: where arrays are made of
     "torch": ("torch", "from_dlpack"), "cupy": ("cupy", "from_dlpack"), "jax": ("jax.dlpack", "from_dlpack"),
     "jaxlib": ("jax.dlpack", "from_dlpack"),
 }  # fmt: skip
+
+
+def like_first(given: Iterable[Any]) -> Wrap | None:
+    """How results on the host become arrays of the library that the first foreign input comes from; None says NumPy."""
+    for value in given:
+        library = type(value).__module__.partition(".")[0]
+        if library in _LIBRARIES:
+            return partial(_as_library, library, type(value))
+    return None
 
 
 def gathered(
@@ -107,7 +116,24 @@ def _adopted(value: Any, home: DeviceHome) -> Any:
 def _as_library(library: str, kind: type, results: Sequence[Any]) -> tuple[Any, ...]:
     module, attribute = _LIBRARIES[library]
     make = getattr(imported(module), attribute)
-    return tuple([x.place if isinstance(x, DeviceArray) and isinstance(x.place, kind) else make(x) for x in results])
+    made: list[Any] = []
+    for x in results:
+        if isinstance(x, DeviceArray) and isinstance(x.place, kind):
+            made.append(x.place)
+        elif type(x) is np.ndarray and x.dtype.isbuiltin != 1:
+            made.append(_narrow(library, x))
+        else:
+            made.append(make(x if isinstance(x, DeviceArray) or x.flags.writeable else x.copy()))
+    return tuple(made)
+
+
+def _narrow(library: str, x: np.ndarray) -> Any:
+    """An array of a dtype that NumPy cannot hand over by DLPack (bf16, f8); NumPy's where the library has none."""
+    if library == "torch":
+        torch = imported("torch")
+        kind = getattr(torch, x.dtype.name, None)  # they have the names of ml_dtypes
+        return x if kind is None else torch.from_numpy(x.view(f"u{x.dtype.itemsize}")).view(kind)
+    return imported("jax.numpy").asarray(x) if library in ("jax", "jaxlib") else x
 
 
 def read_param(name: str, kind: TensorType, value: Any, home: DeviceHome | None) -> Any:
