@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from argparse import Namespace
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -18,6 +20,7 @@ from strata.config import api_key, using
 
 def serve(options: Namespace) -> None:
     """Load, listen, and answer until a signal comes; requests on their way are answered first."""
+    gc.disable()  # what is made now stays: looking for garbage among it would take a tenth of the start
     _check_packages()
     from strata.models import Decoder, Encoder, load
     from strata.serving import Engine, Recorder, Server, Service, log_requests, shared_memory
@@ -60,6 +63,8 @@ def serve(options: Namespace) -> None:
             else:
                 model.warm_up()
         _more_files()
+        gc.freeze()  # nor is it looked through again while requests wait
+        gc.enable()
         if options.log != "none":
             log_requests(options.log)
         _until_a_signal(server, next(iter(loaded)), options)
@@ -73,12 +78,7 @@ def _bytes_of(path: str) -> int:
 
 def _check_packages() -> None:
     """What a plain install lacks, all at once and before a model is loaded."""
-    missing = []
-    for name in ("uvicorn", "starlette", "tokenizers", "jinja2"):
-        try:
-            __import__(name)
-        except ImportError:
-            missing.append(name)
+    missing = [name for name in ("uvicorn", "starlette", "tokenizers", "jinja2") if find_spec(name) is None]
     if missing:
         raise Mistake(f"serving needs {', '.join(missing)}: pip install 'strata[serve]'")
 

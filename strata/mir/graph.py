@@ -39,20 +39,17 @@ class Graph:
         self.params: tuple[Value, ...] = ()
         self.results: tuple[Value, ...] = ()
         self._order: tuple[tuple[Value, ...], list[Node]] | None = None  # of the nodes, for some results
+        self._names: tuple[tuple[Value, ...], tuple[Value, ...], set[str]] = (), (), set()  # of these leaves
         self._text: str | None = None
         self._symbols: dict[str, Symbol] | None = None
 
     def input(self, name: str, shape: Sequence[Dim] | TensorType, dtype: Any = "f32") -> Value:
         """Declare an input."""
-        value = self._declare(Input, name, shape, dtype)
-        self.inputs += (value,)
-        return value
+        return self._declare(Input, name, shape, dtype)
 
     def param(self, name: str, shape: Sequence[Dim] | TensorType, dtype: Any = "f32") -> Value:
         """Declare a parameter: bound once with `set_param`, kept across runs."""
-        value = self._declare(Param, name, shape, dtype)
-        self.params += (value,)
-        return value
+        return self._declare(Param, name, shape, dtype)
 
     def constant(self, data: Any, dtype: Any = None) -> Value:
         return constant(data, dtype)
@@ -64,14 +61,28 @@ class Graph:
             )
         if not isinstance(name, str) or not name or not has_bytes(name):
             raise OptionError(f"graph {self.name!r}: {name!r} is not a name for an input", code="O112", place=here())
-        if any(name == leaf_name(x) for x in (*self.inputs, *self.params)):
+        names = self._leaf_names()
+        if name in names:
             raise OptionError(
                 f"graph {self.name!r} has an input or parameter {name!r} already", code="O113", place=here()
             )
         tensor = shape if isinstance(shape, TensorType) else TensorType(as_dtype(dtype), check_shape(shape))
         made = kind(name, tensor, self.scope)()
         made.node.home = self._home
+        if kind is Input:
+            self.inputs += (made,)
+        else:
+            self.params += (made,)
+        names.add(name)
+        self._names = self.inputs, self.params, names
         return made
+
+    def _leaf_names(self) -> set[str]:
+        """The names of its inputs and parameters."""
+        inputs, params, names = self._names
+        if inputs is not self.inputs or params is not self.params:
+            names = {leaf_name(x) for x in (*self.inputs, *self.params)}
+        return names
 
     @own_checks("values")
     def outputs(self, *values: Value) -> Graph:

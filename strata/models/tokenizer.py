@@ -390,7 +390,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if not isinstance(model, str) or model not in ("gpt2", "llama") or names is None:
         raise FileError(f"gguf: a tokenizer of the kind {model!r} is not known: gpt2, llama", code="F147")
     tokens = _texts(metadata, "tokens")
-    kind = [NORMAL] * len(tokens) if kinds is None else [int(k) for k in _numbers(metadata, "token_type", "iu")]
+    kind = [NORMAL] * len(tokens) if kinds is None else _numbers(metadata, "token_type", "iu").tolist()
     if len(kind) != len(tokens):
         raise FileError(f"gguf: {len(tokens)} tokens have {len(kind)} kinds", code="F147")
     with _panics_told("the vocabulary cannot be read", code="F147"):
@@ -438,10 +438,12 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Any:
     library = _library()
     merges = [tuple(m.split(" ", 1)) for m in _texts(metadata, "merges")]
     vocabulary = {t: i for i, t in enumerate(tokens)}
-    known = [
-        m for m in merges if len(m) == 2 and m[0] in vocabulary and m[1] in vocabulary and m[0] + m[1] in vocabulary
-    ]
-    inner = library.Tokenizer(library.models.BPE(vocabulary, known))
+    try:
+        model = library.models.BPE(vocabulary, merges)
+    except Exception:  # noqa: BLE001 - the library refuses merges of what is no token; they can never be used
+        known = [m for m in merges if len(m) == 2 and {m[0], m[1], m[0] + m[1]} <= vocabulary.keys()]
+        model = library.models.BPE(vocabulary, known)
+    inner = library.Tokenizer(model)
     pre = str(metadata.get("tokenizer.ggml.pre", "gpt-2"))
     kinds = library.pre_tokenizers
     if pre in DIGITS_APART:

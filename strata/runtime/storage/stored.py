@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from strata.mir import (
     Graph,
     Input,
     Literal,
+    Node,
     Param,
     Value,
     leaf_name,
@@ -254,7 +255,7 @@ def _read(
     graph._symbols = symbols
     graph._declared([(n, kind_of(t)) for n, t in head["inputs"]], [(n, kind_of(t)) for n, t in head["params"]])
     kernels = [StoredKernel.of(text) for text in head["kernels"]]
-    nodes: list[str] = head["nodes"]
+    nodes = [StoredNode(text) for text in head["nodes"]]
     buffers = tuple(
         LirBuffer(name, kind_of(kind), role, key, birth, death, alias)
         for name, kind, role, key, birth, death, alias in head["buffers"]
@@ -341,21 +342,34 @@ def split_outside(text: str) -> list[str]:
     return [p for p in [*parts, text[start:].strip()] if p]
 
 
+class StoredNode:
+    """An op as text, which is read once for all steps that have it: layers of a model are alike."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def node(self) -> Node:
+        return parse(self.text).results[0].node
+
+
 class StoredStep(Step):
     """A step whose op is read from its text when somebody asks for it: to run stored code nobody does."""
 
-    __slots__ = ("_convolves", "_generates", "_text")
+    __slots__ = ("_convolves", "_generates", "_stored")
 
     def __getattr__(self, name: str) -> Any:  # of a field that was not read yet
         if name != "nodes":
             raise AttributeError(name)
-        nodes = (parse(self._text).results[0].node,) if self._text else ()
+        nodes = () if self._stored is None else (self._stored.node,)
         object.__setattr__(self, "nodes", nodes)
         return nodes
 
     @property
     def has_slides(self) -> bool:
-        return bool(self._text) if self.kernel is not None and hasattr(self, "_text") else super().has_slides
+        if self.kernel is not None and hasattr(self, "_stored"):
+            return self._stored is not None
+        return super().has_slides
 
     @property
     def convolves(self) -> bool:
@@ -367,7 +381,7 @@ class StoredStep(Step):
 
 
 def _read_step(
-    row: list[Any], kernels: list[StoredKernel], nodes: list[str], symbols: Mapping[str, Symbol]
+    row: list[Any], kernels: list[StoredKernel], nodes: list[StoredNode], symbols: Mapping[str, Symbol]
 ) -> StoredStep:
     name, inputs, outputs, label, phase, updates, kernel, node, views, convolves, generates = row
 
@@ -384,7 +398,7 @@ def _read_step(
         (), phase, tuple((made, start) for made, start in updates), spaced,
     )  # fmt: skip
     object.__delattr__(step, "nodes")
-    object.__setattr__(step, "_text", "" if node is None else nodes[node])
+    object.__setattr__(step, "_stored", None if node is None else nodes[node])
     object.__setattr__(step, "_convolves", bool(convolves))
     object.__setattr__(step, "_generates", bool(generates))
     return step

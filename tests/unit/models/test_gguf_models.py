@@ -161,3 +161,11 @@ def test_sentence_pieces_follow_their_scores() -> None:
     })  # fmt: skip
     assert made.encode("ab a") == [1, tokens.index("▁ab"), tokens.index("▁a")]
     assert made.decode(made.encode("ab aé")) == "ab aé"
+
+
+def test_merges_of_what_is_no_token_are_left_out() -> None:
+    pytest.importorskip("tokenizers", reason="needs tokenizers")
+    about = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b", "ab"]}
+    for merges in (["a b"], ["a b", "x y"], ["b a", "a b", "a"]):
+        made = gguf_tokenizer({**about, "tokenizer.ggml.merges": merges})
+        assert made.encode("abba") == [2, 1, 0]

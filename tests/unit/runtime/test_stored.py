@@ -56,6 +56,22 @@ def test_read_back_is_the_same_plan() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(*outs, strict=True))
 
 
+def test_layers_that_are_alike_are_read_once(monkeypatch) -> None:
+    g = Graph("net")
+    x = g.input("x", (4, 8))
+    for _ in range(5):
+        x = ops.relu(ops.sort(x, axis=-1) - 1.0)
+    g.outputs(x)
+    lir = CompilePipeline("cpu").compile(g).lir
+    data = write_plan(lir, g)
+    assert data is not None
+    read: list[str] = []
+    monkeypatch.setattr(stored, "parse", lambda text: (read.append(text), parse(text))[1])
+    back = read_plan(data, g, lambda: lir.graph)
+    assert [n.op.name for s in back.schedule if s.kernel is None for n in s.nodes] == ["sort"] * 5
+    assert len(read) == 1
+
+
 @pytest.mark.parametrize("shape", [(4, 3, 3, 3), (4, 3, 1, 1), (1, 3, 1, 1)])
 def test_running_stored_code_reads_no_kernel(monkeypatch, shape: tuple[int, ...]) -> None:
     g = Graph("net")
