@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from strata.models.speculative import NgramDraft
     from strata.models.speech import Speech
     from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
+    from strata.models.vision.detection import Detection, DetectionModel
     from strata.models.vision.model import ImageModel, Label
     from strata.models.vision.towers import ImageTextModel
     from strata.models.weights import read_json
@@ -54,10 +55,11 @@ _PLACES = {
     "EncoderDecoder": "seq2seq.engine", "TextToText": "seq2seq.model", "Whisper": "audio.transcribe",
     "Transcript": "audio.transcribe", "load_wav": "audio.sound", "CtcSpeech": "audio.ctc",
     "Segment": "audio.transcribe",
+    "Detection": "vision.detection", "DetectionModel": "vision.detection",
     "ImageModel": "vision.model", "ImageTextModel": "vision.towers", "Label": "vision.model",
 }  # fmt: skip
-__all__ = ["PAGE", "CtcSpeech", "DecodeState", "Decoder", "Encoder", "EncoderDecoder", "Grammar",
-           "ImageModel", "ImageTextModel", "Label", "Line", "LowRank", "Model", "NgramDraft", "PagePool",
+__all__ = ["PAGE", "CtcSpeech", "DecodeState", "Decoder", "Detection", "DetectionModel", "Encoder", "EncoderDecoder",
+           "Grammar", "ImageModel", "ImageTextModel", "Label", "Line", "LowRank", "Model", "NgramDraft", "PagePool",
            "PageTable", "PagedCache", "Sampler", "Segment", "Speech", "TextReader", "TextToText",
            "Tokenizer", "Transcript", "Whisper", "folder_tokenizer", "gguf_tokenizer", "load", "load_wav",
            "log_probabilities", "page_bytes", "page_keys", "read_json"]  # fmt: skip

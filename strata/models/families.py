@@ -35,6 +35,8 @@ OTHERS = {  # the module that loads a folder of each other kind
     **dict.fromkeys(("convnext", "convnextv2"), "vision.convnext"),
     "segformer": "vision.segformer",
     **dict.fromkeys(("swin", "swinv2"), "vision.swin"),
+    "detr": "vision.detr",
+    "rt_detr": "vision.rt_detr",
     "whisper": "audio.whisper",
     **dict.fromkeys(("wav2vec2", "hubert"), "audio.wav2vec2"),
 }

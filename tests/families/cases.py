@@ -89,6 +89,15 @@ CONVNEXT = dict(hidden_sizes=[8, 16, 24, 32], depths=[1, 2, 1, 1], num_labels=5)
 SEGFORMER = dict(hidden_sizes=[8, 16, 24, 32], depths=[1, 2, 1, 1], decoder_hidden_size=16, num_labels=5)
 SWIN = dict(embed_dim=8, depths=[2, 1], num_heads=[2, 4], window_size=3, image_size=24, patch_size=2,
             num_labels=5)  # fmt: skip
+BACKBONE = dict(model_type="resnet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic",
+                out_indices=[2])  # fmt: skip
+DETR = dict(backbone_config=BACKBONE, use_timm_backbone=False, backbone=None, d_model=16, encoder_layers=1,
+            decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24,
+            decoder_ffn_dim=24, num_queries=6, num_labels=4)  # fmt: skip
+RT_DETR = {**DETR, "decoder_layers": 2, "encoder_hidden_dim": 16, "encoder_in_channels": [8, 16],
+           "decoder_in_channels": [16, 16], "num_feature_levels": 2, "encode_proj_layers": [1], "feat_strides": [4, 8],
+           "backbone_config": {**BACKBONE, "model_type": "rt_detr_resnet", "out_indices": [1, 2]}}  # fmt: skip
+FOUND = ("logits", "pred_boxes")
 MADE = ("logits", "encoder_last_hidden_state")
 CASES: dict[str, Case] = {
     "vit": Case("ViTForImageClassification", VIT, images(24, 24), ("logits",)),
@@ -132,5 +141,13 @@ CASES: dict[str, Case] = {
     "swin, other size": Case("SwinModel", {**SWIN, "use_absolute_embeddings": True}, images(40, 32), STATES, RESIZED),
     "swinv2": Case("Swinv2ForImageClassification", {**SWIN, "window_size": 8}, images(24, 24), ("logits",)),
     "swinv2, other size": Case("Swinv2Model", {**SWIN, "pretrained_window_sizes": [6, 3]}, images(31, 40), STATES),
+    "detr": Case("DetrForObjectDetection", DETR, images(48, 64), FOUND),
+    "detr, learned": Case("DetrForObjectDetection", {**DETR, "position_embedding_type": "learned"}, images(32, 48),
+                          FOUND),
+    "rt_detr": Case("RTDetrForObjectDetection", RT_DETR, images(32, 48), FOUND),
+    "rt_detr, narrow": Case(
+        "RTDetrForObjectDetection",
+        {**RT_DETR, "hidden_expansion": 0.5, "num_feature_levels": 3, "backbone_config": {
+            **RT_DETR["backbone_config"], "layer_type": "bottleneck", "depths": [2, 1]}}, images(32, 32), FOUND),
     "segformer, labels": Case("SegformerForImageClassification", SEGFORMER, images(64, 64), ("logits",)),
 }  # fmt: skip

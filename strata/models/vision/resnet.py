@@ -20,8 +20,10 @@ IMAGES = {"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}
 class ResNetGraph(ConvolutionBuilder):
     """Builds the graph of a ResNet."""
 
-    def __init__(self, found: dict[str, Any], weights: Weights, batch: Dim, size: tuple[int, int]) -> None:
-        super().__init__("resnet", weights, batch, size)
+    def __init__(
+        self, found: dict[str, Any], weights: Weights, batch: Dim, size: tuple[int, int], name: str = "resnet"
+    ) -> None:
+        super().__init__(name, weights, batch, size)
         self.first = whole(found, "embedding_size", 64)
         self.widths = sizes_of(found, "hidden_sizes", [256, 512, 1024, 2048])
         self.depths = sizes_of(found, "depths", [3, 4, 6, 3])
@@ -46,14 +48,21 @@ class ResNetGraph(ConvolutionBuilder):
         else:
             y = self.step(x, f"{at}.layer.0", channels, 3, stride)
             y = self.step(y, f"{at}.layer.1", channels, 3, active=False)
-        if stride != 1 or x.shape[1] != channels:
-            x = self.step(x, f"{at}.shortcut", channels, 1, stride, active=False)
-        return activated(y + x, self.activation)
+        return activated(y + self.shortcut(x, at, channels, stride), self.activation)
+
+    def shortcut(self, x: Value, at: str, channels: int, stride: int) -> Value:
+        """What a block is added to."""
+        if stride == 1 and x.shape[1] == channels:
+            return x
+        return self.step(x, f"{at}.shortcut", channels, 1, stride, active=False)
+
+    def stem(self, at: str) -> Value:
+        """What comes before the stages."""
+        return self.step(self.pixels, f"{at}embedder.embedder", self.first, 7, 2)
 
     def stages(self, at: str = "") -> list[Value]:
         """The result of each stage."""
-        x = self.step(self.pixels, f"{at}embedder.embedder", self.first, 7, 2)
-        x = ops.max_pool(x, 3, 2, 1)
+        x = ops.max_pool(self.stem(at), 3, 2, 1)
         found = []
         for i, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             for j in range(depth):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,54 @@ def test_a_label_for_every_pixel(tmp_path: Path) -> None:
     found = st.load(place).segment(PHOTOS[:2])
     assert [x.shape for x in found] == [(40, 50), (41, 50)]
     assert {int(n) for x in found for n in np.unique(x)} <= set(range(5))
+
+
+@pytest.mark.parametrize("kind", ["detr", "rt_detr"])
+def test_objects_with_boxes(kind: str, tmp_path: Path) -> None:
+    place = folder(tmp_path / "model", kind, id2label={"0": "cat", "1": "owl"})
+    (place / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 48, "width": 64}}), "utf-8")
+    model = st.load(place)
+    results = model.run(pixel_values=model.preprocess(PHOTOS[0]))
+    logits, boxes = results["logits"][0], results["pred_boxes"][0]
+    found = model.detect(PHOTOS[0], threshold=0.0)[0]
+    odds = np.exp(logits - logits.max(-1, keepdims=True))
+    scores = 1 / (1 + np.exp(-logits)) if kind == "rt_detr" else (odds / odds.sum(-1, keepdims=True))[:, :-1]
+    assert len(found) == len(logits)
+    assert found[0].score == pytest.approx(scores.max(), rel=1e-5)
+    assert [x.score for x in found] == sorted((x.score for x in found), reverse=True)
+    row, number = np.unravel_index(scores.argmax(), scores.shape)
+    x, y, w, h = boxes[row] * (50, 40, 50, 40)
+    np.testing.assert_allclose(found[0].box, (x - w / 2, y - h / 2, x + w / 2, y + h / 2), rtol=1e-5)
+    assert (found[0].number, found[0].name) == (number, {0: "cat", 1: "owl"}.get(int(number), f"LABEL_{number}"))
+    between = (found[0].score + found[1].score) / 2
+    assert [len(r) for r in model.detect(PHOTOS[:1] * 2, threshold=between)] == [1, 1]
+    with pytest.raises(OptionError, match="a threshold is from 0 to 1"):
+        model.detect(PHOTOS[0], threshold=3)
+    with pytest.raises(OptionError, match="there are no images"):
+        model.detect([])
+
+
+def test_a_backbone_by_timm(tmp_path: Path) -> None:
+    """The same weights under timm's names, where the configuration has no sizes of the backbone."""
+    pixels = np.random.default_rng(0).standard_normal((1, 3, 48, 64)).astype(np.float32)
+    wanted = st.load(folder(tmp_path / "model", "detr")).run(pixel_values=pixels)
+    place = folder(tmp_path / "timm", "detr", backbone_config=None, use_timm_backbone=True, backbone="resnet18")
+    weights = {name: np.array(w) for name, w in st.io.load_safetensors(place / "model.safetensors").items()}
+    for new, old in (
+        (r"conv_encoder.model.conv1.", r"conv_encoder\.model\.embedder\.embedder\.convolution\."),
+        (r"conv_encoder.model.bn1.", r"conv_encoder\.model\.embedder\.embedder\.normalization\."),
+        (r"layer{0}.{1}.conv{2}.", r"encoder\.stages\.(\d)\.layers\.(\d)\.layer\.(\d)\.convolution\."),
+        (r"layer{0}.{1}.bn{2}.", r"encoder\.stages\.(\d)\.layers\.(\d)\.layer\.(\d)\.normalization\."),
+        (r"layer{0}.{1}.downsample.0.", r"encoder\.stages\.(\d)\.layers\.(\d)\.shortcut\.convolution\."),
+        (r"layer{0}.{1}.downsample.1.", r"encoder\.stages\.(\d)\.layers\.(\d)\.shortcut\.normalization\."),
+    ):
+
+        def timm(m: re.Match[str], new: str = new) -> str:
+            stage, block, number = (int(n) for n in (*m.groups(), 0, 0, 0)[:3])
+            return new.format(stage + 1, block, number + 1)
+
+        weights = {re.sub(old, timm, name): w for name, w in weights.items()}
+    assert "model.backbone.conv_encoder.model.layer2.0.downsample.0.weight" in weights
+    (place / "model.safetensors").unlink()
+    st.io.save_safetensors(place / "model.safetensors", weights)
+    np.testing.assert_array_equal(st.load(place).run(pixel_values=pixels)["logits"], wanted["logits"])
