@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strata.core import Dim
-from strata.errors import FileError
+from strata.errors import FileError, LowerError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.elementwise import accumulate_in
 from strata.io.onnx.node import NodeView
@@ -65,16 +65,40 @@ def conv_transpose(n: NodeView) -> Value:
 
 @reads("CausalConvWithState")
 def causal_conv_with_state(n: NodeView) -> Any:
-    """A depth-wise convolution over [B, C, T] that looks back only, with the last inputs as its state."""
+    """A depth-wise convolution over [B, C, T] that looks back only, with the last inputs as its state.
+
+    com.microsoft has it with channels last too, and with a window of the states after the last few tokens.
+    """
     x, w, bias, past = n[0], n[1], n[2], n[3]
-    reach = w.shape[-1] - 1
+    is_last, window, shape = bool(n.attr("channels_last", 0)), int(n.attr("state_window", 0)), x.shape
+    if n.attr("ndim", 1) != 1 or w.ndim != 3:
+        raise LowerError(f"{n.label}: only one axis behind the channels is supported", code="L500")
+    if past is not None and window:
+        past = ops.squeeze(ops.narrow(past, 0, window - 1, 1), 0)
+    if is_last:
+        x, past = (None if y is None else _sequence_last(y, w.shape[0]) for y in (x, past))
+    reach = (w.shape[-1] - 1) * int(n.attr("dilation", 1))
     batch, channels, steps = x.shape
     before = past if past is not None else ops.zeros((batch, channels, reach), x.dtype)
     joined = ops.concat([ops.cast(before, x.dtype), x], 2)
-    out = ops.conv(joined, ops.reshape(w, (channels, 1, reach + 1)), bias, groups=channels)
+    out = ops.conv(joined, w, bias, groups=channels, dilation=int(n.attr("dilation", 1)))
     if n.choice("activation", "none", ("none", "silu", "swish")) != "none":
         out = ops.silu(out)
-    return out, ops.narrow(joined, 2, steps, reach)
+
+    def shaped(y: Value) -> Value:
+        return ops.reshape(ops.transpose(y, 0, 2, 1), (batch, y.shape[2], *shape[2:])) if is_last else y
+
+    if not window:
+        return shaped(out), shaped(ops.narrow(joined, 2, steps, reach))
+    room = ops.concat([ops.zeros((batch, channels, window), x.dtype), joined], 2)
+    states = [shaped(ops.narrow(room, 2, steps + j + 1, reach)) for j in range(window)]
+    known = [ops.dim_size(steps) >= window - j for j in range(window)]  # a state of this call
+    return shaped(out), ops.stack([ops.where(k, s, ops.zeros_like(s)) for k, s in zip(known, states, strict=True)], 0)
+
+
+def _sequence_last(x: Value, channels: int) -> Value:
+    """[B, T, ...] as [B, C, T]."""
+    return ops.transpose(ops.reshape(x, (*x.shape[:2], channels)), 0, 2, 1)
 
 
 # pooling

@@ -150,13 +150,19 @@ def _columns(x: Value) -> Value:
 
 
 @reads("QLinearConv")
+@reads("QLinearConv", domain="com.microsoft")
 def qlinear_conv(n: NodeView) -> Any:
+    """Codes convolved: the exact integer sums, scaled once. com.microsoft has x with channels last, too."""
     rank = n.ndim(3) - 2
+    is_last = bool(n.attr("channels_last", 0))
     x = numbers(n, 0, 2, lambda z: z.reshape(()))
+    x = ops.moveaxis(x, -1, 1) if is_last else x
     w = numbers(n, 3, 5, lambda z: _by_channel(z, rank + 2, 0))
     total = ops.conv(x, w, ops.cast(n[8], "i32") if n.has(8) else None, **conv_options(n, rank))
     scale = wide(n, 1).reshape(()) * _by_channel(wide(n, 4), w.ndim, 1) / wide(n, 6).reshape(())
-    return to_codes(ops.cast(total, "f32") * scale, wide(n, 7).reshape(()), n.np_dtype(7), n)
+    made = ops.cast(total, "f32") * scale
+    made = ops.moveaxis(made, 1, -1) if is_last else made
+    return to_codes(made, wide(n, 7).reshape(()), n.np_dtype(7), n)
 
 
 @reads("MatMulInteger")

@@ -13,6 +13,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="its kernels are the ref
 from onnx import helper  # noqa: E402 - after the package that it needs
 
 from strata.io.onnx import load  # noqa: E402
+from tests.unit.io.onnx.models import node_model  # noqa: E402
 
 R = np.random.default_rng(7)
 
@@ -24,25 +25,6 @@ def f(*shape: int, scale: float = 1.0) -> np.ndarray:
 def codes(dtype: Any, *shape: int, low: int | None = None, high: int | None = None) -> np.ndarray:
     info = np.iinfo(dtype)
     return R.integers(info.min if low is None else low, info.max if high is None else high + 1, shape).astype(dtype)
-
-
-def node_model(
-    op: str, inputs: list[np.ndarray | None], outputs: int, fixed: tuple[int, ...], **attributes: Any
-) -> Any:
-    """A model of one node; the inputs of these numbers are initializers."""
-    names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
-    node = helper.make_node(op, names, [f"y{i}" for i in range(outputs)], domain="com.microsoft", **attributes)
-    held = [onnx.numpy_helper.from_array(x, names[i]) for i, x in enumerate(inputs) if x is not None and i in fixed]
-    ports = [
-        helper.make_tensor_value_info(names[i], helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-        for i, x in enumerate(inputs)
-        if x is not None and i not in fixed
-    ]
-    results = [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)]
-    graph = helper.make_graph([node], "g", ports, results, held)
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=9
-    )
 
 
 ONE, SCALE = np.float32(0.02), np.float32(0.03)

@@ -1,4 +1,4 @@
-"""com.microsoft: attention: masks of every form, earlier keys and values, packed projections and tokens, rotations."""
+"""com.microsoft: attention: masks of every form, earlier keys and values, packed projections and tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from strata.errors import LowerError
 from strata.io.onnx.catalogue import ops
+from strata.io.onnx.handlers.microsoft.rotary import heads_of, turned
 from strata.io.onnx.handlers.quant import numbers, wide
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
@@ -31,11 +32,55 @@ def multi_head_attention(n: NodeView) -> Any:
             x + (ops.reshape(b, (x.shape[1], 1, x.shape[3])) if x.ndim == 4 else b)
             for x, b in zip((q, k, v), parts, strict=True)
         )
-    q, k, v = (x if x.ndim == 4 else _heads(x, count) for x in (q, k, v))
+    q, k, v = (x if x.ndim == 4 else heads_of(x, count) for x in (q, k, v))
     if past_k is not None:
         k, v = ops.concat([past_k, k], 2), ops.concat([past_v, v], 2)
     keep = _kept(padding, q.shape[0], k.shape[2])
     return _attend(q, k, v, _with_causal(n, q, k, keep), added, n.attr("scale", 0.0)), k, v
+
+
+@reads("DecoderMaskedMultiHeadAttention", domain=MS)
+def decoder_masked_multi_head_attention(n: NodeView) -> Any:
+    """The same for one new token a sequence; keys and values that are heads already are those of another sequence."""
+    q, k, v, padding, added, past_k, past_v = (n[i] for i in range(7))
+    if n.has(8) or n.has(9) or n.wants(3):
+        raise LowerError(f"{n.label}: beams and scores are not supported", code="L500")
+    count = n.attr("num_heads")
+    if k is None:
+        q, k, v = ops.split(q, 3, 2)
+    if n.has(10):
+        biases = ops.split(n[10], [x.shape[2] if x.ndim == 3 else x.shape[1] * x.shape[3] for x in (q, k, v)], 0)
+        q, k, v = (x + b if x.ndim == 3 else x for x, b in zip((q, k, v), biases, strict=True))
+    q, k, v = (x if x.ndim == 4 else heads_of(x, count) for x in (q, k, v))
+    keep = None
+    if past_k is not None and n.attr("past_present_share_buffer", 0):  # with room for all tokens
+        key = ops.reshape(ops.iota(past_k.shape[2]), (1, 1, -1, 1))
+        known = ops.cast(ops.reshape(n[7], (1, 1, 1, 1)), "i64")
+        k, v = (ops.where(ops.equal(key, known), new, old) for new, old in ((k, past_k), (v, past_v)))
+        keep = ops.reshape(key <= known, (1, 1, 1, past_k.shape[2]))
+    elif past_k is not None:
+        k, v = ops.concat([past_k, k], 2), ops.concat([past_v, v], 2)
+    if padding is not None:
+        flags = _kept(padding, q.shape[0], k.shape[2])
+        keep = flags if keep is None else ops.logical_and(keep, _as_long(flags, k.shape[2]))
+    return _attend(q, k, v, keep, None if added is None else _as_long(added, k.shape[2]), n.attr("scale", 0.0)), k, v
+
+
+def _as_long(x: Value, length: Any) -> Value:
+    """What is known of the first keys; zeros for those behind, which are hidden."""
+    return x if x.shape[3] == length else ops.pad(x, ((0, 0), (0, 0), (0, 0), (0, length - x.shape[3])))
+
+
+@reads("GatedRelativePositionBias", domain=MS)
+def gated_relative_position_bias(n: NodeView) -> Value:
+    """A bias [B, H, S, S] by distances, times gates of the queries."""
+    if n.has(6):
+        raise LowerError(f"{n.label}: tokens without padding are not supported", code="L500")
+    q = heads_of(n[0] + n[1], int(n.attr("num_heads")))
+    made = ops.matmul(q, n[3]) + n[4]
+    sums = ops.sum(ops.reshape(made, (*made.shape[:3], 2, made.shape[3] // 2)), 4)
+    update, reset = ops.split(ops.sigmoid(sums), 2, 3)
+    return (update * (reset * n[5] - 1.0) + 2.0) * n[2]
 
 
 @reads("Attention", domain=MS)
@@ -59,7 +104,7 @@ def quantised_attention(n: NodeView) -> Any:
 def _self_attention(n: NodeView, joint: Value, widths: Any, mask: Value | None, past: Value | None, added: Any) -> Any:
     if n.attr("do_rotary", 0) or n.attr("past_present_share_buffer", 0):
         raise LowerError(f"{n.label}: rotations and shared buffers are not supported", code="L500")
-    q, k, v = (_heads(part, n.attr("num_heads")) for part in ops.split(joint, list(widths), 2))
+    q, k, v = (heads_of(part, n.attr("num_heads")) for part in ops.split(joint, list(widths), 2))
     if past is not None:
         before = [ops.squeeze(x, 0) for x in ops.split(past, 2, 0)]
         k, v = (ops.concat([old, new], 2) for old, new in zip(before, (k, v), strict=True))
@@ -95,14 +140,9 @@ def _packed(n: NodeView, parts: Any, offset: Value, ends: Value, added: Value | 
     place = ops.insert_axis(ops.cast(ops.iota(count), ends.dtype), 1)
     sequence = ops.sum(ops.cast(place >= ops.insert_axis(ends, 0), "i64"), 1)  # how many began up to here
     keep = ops.equal(ops.insert_axis(sequence, 1), ops.insert_axis(sequence, 0))
-    q, k, v = (_heads(ops.insert_axis(x, 0), n.attr("num_heads")) for x in parts)
+    q, k, v = (heads_of(ops.insert_axis(x, 0), n.attr("num_heads")) for x in parts)
     keep = ops.reshape(keep, (1, 1, count, count))
     return ops.squeeze(_attend(q, k, v, keep, None, n.attr("scale", 0.0)), 0)
-
-
-def _heads(x: Value, count: int) -> Value:
-    batch, length, width = x.shape
-    return ops.transpose(ops.reshape(x, (batch, length, count, width // count)), 0, 2, 1, 3)
 
 
 def _kept(mask: Value | None, batch: Any, total: Any) -> Value | None:
@@ -152,32 +192,20 @@ def _attend(q: Value, k: Value, v: Value, keep: Value | None, added: Value | Non
     return ops.reshape(ops.transpose(out, 0, 2, 1, 3), (batch, length, heads * v.shape[3]))
 
 
-@reads("RotaryEmbedding", domain=MS)
-def rotary_embedding(n: NodeView) -> Value:
-    """Pairs of x [B, H, S, D] or [B, S, H · D] turned by the angles of their positions."""
-    x, at, cos, sin = (n[i] for i in range(4))
-    flat = x.ndim == 3
-    if flat:
-        x = _heads(x, n.attr("num_heads", 0) or x.shape[2] // (2 * cos.shape[1]))
-    batch, _, length, width = x.shape
-    if at.ndim == 1:
-        at = ops.broadcast_to(ops.insert_axis(at + ops.iota(length), 0), (batch, length))
-    out = _turned(x, at, cos, sin, bool(n.attr("interleaved", 0)))
-    if not flat:
-        return out
-    return ops.reshape(ops.transpose(out, 0, 2, 1, 3), (batch, length, out.shape[1] * width))
-
-
 @reads("GroupQueryAttention", domain=MS)
 def group_query_attention(n: NodeView) -> tuple[Value, Value, Value]:
     """Causal attention with fewer heads of keys; new keys come behind those of each row that are known already."""
+    if n.attr("sliding_window_cache", 0) or n.has(12) or n.has(13) or n.wants(3):
+        raise LowerError(f"{n.label}: caches of a window or of codes, and scores, are not supported", code="L500")
     q, k, v, past_k, past_v, last = (n[i] for i in range(6))
     heads, groups = int(n.attr("num_heads")), int(n.attr("kv_num_heads"))
     batch, length, _ = q.shape
     if k is None:
         size = q.shape[2] // (heads + 2 * groups)
         q, k, v = ops.split(q, [heads * size, groups * size, groups * size], 2)
-    q, k, v = (_heads(x, c) for x, c in ((q, heads), (k, groups), (v, groups)))
+    q, k, v = (heads_of(x, c) for x, c in ((q, heads), (k, groups), (v, groups)))
+    if n.has(14):
+        q, k = (ops.rms_norm(x, n[at], eps=n.attr("qk_norm_epsilon", 1e-6)) for x, at in ((q, 14), (k, 15)))
     width = q.shape[3]
     before = 0 if past_k is None else past_k.shape[2]
     last = ops.cast(ops.reshape(last, (-1,)), "i64")
@@ -185,12 +213,14 @@ def group_query_attention(n: NodeView) -> tuple[Value, Value, Value]:
     place = ops.insert_axis(start, 1) + ops.insert_axis(ops.iota(length), 0)
     if n.attr("do_rotary", 0):
         at = n[9] if n.has(9) else place
-        turned = bool(n.attr("rotary_interleaved", 0))
-        q, k = (_turned(x, ops.cast(at, "i64"), n[7], n[8], turned) for x in (q, k))
+        pairs = bool(n.attr("rotary_interleaved", 0))
+        q, k = (turned(x, ops.cast(at, "i64"), n[7], n[8], pairs) for x in (q, k))
     k, v = (_placed(new, old, start, length) for new, old in ((k, past_k), (v, past_v)))
     total = k.shape[2]
     key = ops.reshape(ops.iota(total), (1, 1, total))
-    keep = ops.logical_and(key <= ops.insert_axis(place, 2), key <= ops.reshape(last, (-1, 1, 1)))
+    keep = ops.broadcast_to(key <= ops.reshape(last, (-1, 1, 1)), (batch, length, total))
+    if n.attr("causal", 1):
+        keep = ops.logical_and(keep, key <= ops.insert_axis(place, 2))
     window = int(n.attr("local_window_size", -1))
     if window > 0:
         keep = ops.logical_and(keep, key > ops.insert_axis(place, 2) - window)
@@ -210,21 +240,6 @@ def group_query_attention(n: NodeView) -> tuple[Value, Value, Value]:
         scale=n.attr("scale", 0.0) or float(width) ** -0.5, softcap=float(n.attr("softcap", 0.0)) or None,
     )  # fmt: skip
     return ops.reshape(ops.transpose(out, 0, 2, 1, 3), (batch, length, heads * width)), k, v
-
-
-def _turned(x: Value, at: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
-    """Pairs of x [B, H, S, D] turned by the angles of their positions [B, S]."""
-    half, width = cos.shape[1], x.shape[3]
-    cos, sin = (ops.insert_axis(ops.gather(table, at, 0), 1) for table in (cos, sin))
-    part, rest = ops.split(x, [2 * half, width - 2 * half], 3) if width != 2 * half else (x, None)
-    if interleaved:
-        pairs = ops.reshape(part, (*part.shape[:3], half, 2))
-        a, b = (ops.squeeze(p, 4) for p in ops.split(pairs, 2, 4))
-        part = ops.reshape(ops.stack([a * cos - b * sin, b * cos + a * sin], 4), part.shape)
-    else:
-        a, b = ops.split(part, 2, 3)
-        part = ops.concat([a * cos - b * sin, b * cos + a * sin], 3)
-    return part if rest is None else ops.concat([part, rest], 3)
 
 
 def _placed(new: Value, old: Value | None, start: Value, length: Any) -> Value:

@@ -20,11 +20,21 @@ MS = "com.microsoft"
 
 @reads("FusedMatMul", domain=MS)
 def fused_matmul(n: NodeView) -> Value:
-    a, b = n[0], n[1]
-    a = ops.swapaxes(a, -1, -2) if n.attr("transA", 0) else a
-    b = ops.swapaxes(b, -1, -2) if n.attr("transB", 0) else b
+    """alpha · A · B, each turned in its last two axes, or with its first axis moved behind those of the batch."""
+    a, b = (_turned(n, n[i], "AB"[i]) for i in range(2))
     out = ops.matmul(a, b)
     return out if n.attr("alpha", 1.0) == 1.0 else out * n.attr("alpha")
+
+
+def _turned(n: NodeView, x: Value, which: str) -> Value:
+    if n.attr(f"transBatch{which}", 0) and x.ndim > 2:
+        x = ops.moveaxis(x, 0, x.ndim - 2)
+    return ops.swapaxes(x, -1, -2) if n.attr(f"trans{which}", 0) and x.ndim > 1 else x
+
+
+@reads("FusedMatMulActivation", domain=MS)
+def fused_matmul_activation(n: NodeView) -> Value:
+    return activated(n, fused_matmul(n))
 
 
 @reads("Gelu", domain=MS)
@@ -87,12 +97,20 @@ def fused_conv(n: NodeView) -> Value:
 
 
 def activated(n: NodeView, x: Value) -> Value:
-    """What the attributes of a fused convolution say."""
-    params = n.attr("activation_params", ())
+    """The activation that is fused to a product, with the parameters that its attributes give."""
+    names = [name for name in ("activation_alpha", "activation_beta", "activation_gamma") if n.has_attr(name)]
+    params = n.attr("activation_params", ()) or tuple(n.attr(name) for name in names)
+
+    def scaled_tanh(x: Value) -> Value:
+        return ops.tanh(x * params[1]) * params[0]
+
     table: dict[str, Any] = {
-        "": lambda x: x, "Relu": ops.relu, "Sigmoid": ops.sigmoid, "Tanh": ops.tanh,
+        "": lambda x: x, "Relu": ops.relu, "Sigmoid": ops.sigmoid, "Tanh": ops.tanh, "Softplus": ops.softplus,
+        "Softsign": ops.softsign, "Elu": lambda x: ops.elu(x, *params[:1]), "ScaledTanh": scaled_tanh,
         "LeakyRelu": lambda x: ops.leaky_relu(x, *params[:1]), "Clip": lambda x: ops.clip(x, *params[:2]),
-        "HardSigmoid": lambda x: ops.hard_sigmoid(x, *params[:2]),
+        "HardSigmoid": lambda x: ops.hard_sigmoid(x, *(params or (0.2, 0.5))[:2]),
+        "Selu": lambda x: ops.selu(x, *params[:2]),
+        "ThresholdedRelu": lambda x: ops.where(x > (params or (1.0,))[0], x, ops.zeros_like(x)),
     }  # fmt: skip
     made: Value = table[n.choice("activation", "", list(table))](x)
     return made
@@ -137,24 +155,54 @@ def qgemm(n: NodeView) -> Any:
 @reads("MatMulNBits", domain=MS)
 def matmul_nbits(n: NodeView) -> Value:
     """x times a matrix [N, K] in blocks of codes of 2, 4 or 8 bits with a scale each."""
-    x, scales = n[0], n[2]
-    size, rows, columns = n.attr("block_size"), n.attr("N"), n.attr("K")
-    bits = int(n.attr("bits", 4))
+    if n.attr("weight_prepacked", 0) or n.has(4):
+        raise LowerError(f"{n.label}: codes in the order of a device, and g_idx, are not supported", code="L500")
+    return _times_codes(n, n[0], (1, 2, 3, 5), int(n.attr("N")))
+
+
+def _times_codes(n: NodeView, x: Value, at: tuple[int, int, int | None, int], rows: int) -> Value:
+    """x times codes with scales, zero points and a bias, which are these inputs."""
+    packed, scale, point, bias = at
+    size, columns, bits = n.attr("block_size"), n.attr("K"), int(n.attr("bits", 4))
     if bits not in (2, 4, 8):
         raise LowerError(f"{n.label}: {bits} bits are not supported, only 2, 4 and 8", code="L500")
     blocks = -(-columns // size)
-    codes = unpacked(n.array(1).reshape(rows, blocks, -1), bits)
+    codes = unpacked(n.array(packed).reshape(rows, blocks, -1), bits)
     zero: Any = float(1 << (bits - 1))
-    if n.has(3):
-        points = n.array(3)
+    if point is not None and n.has(point):
+        points = n.array(point)
         if points.dtype == np.uint8:
             points = unpacked(points.reshape(rows, -1), bits)[:, :blocks]
-        zero = n.tracer.value(Host(points.reshape(rows, blocks, 1).astype(np.float32), n.is_fixed(3)))
-    held = n.tracer.value(Host(codes, n.is_fixed(1)))
-    weights = (ops.cast(held, "f32") - zero) * ops.reshape(ops.cast(scales, "f32"), (rows, blocks, 1))
+        zero = n.tracer.value(Host(points.reshape(rows, blocks, 1).astype(np.float32), n.is_fixed(point)))
+    held = n.tracer.value(Host(codes, n.is_fixed(packed)))
+    weights = (ops.cast(held, "f32") - zero) * ops.reshape(ops.cast(n[scale], "f32"), (rows, blocks, 1))
     matrix = ops.narrow(ops.reshape(weights, (rows, blocks * size)), 1, 0, columns)
     out = ops.matmul(x, ops.transpose(ops.cast(matrix, x.dtype), 1, 0))
-    return out if n[5] is None else out + n[5]
+    return out if n[bias] is None else out + n[bias]
+
+
+def _normed(n: NodeView, eps: float) -> tuple[Value, Value | None]:
+    """Inputs 0 and 1 added up, with mean square 1 where there is a scale, input 2; and the sum."""
+    total = n[0] + n[1] if n.has(1) else n[0]
+    return ops.rms_norm(total, n[2], eps=n.attr("epsilon", eps)) if n.has(2) else total, total if n.has(1) else None
+
+
+@reads("MatMulNBitsMlp", domain=MS)
+def matmul_nbits_mlp(n: NodeView) -> tuple[Any, ...]:
+    """act(x · G) · (x · U), both matrices as codes, x normalised before."""
+    x, total = _normed(n, 1e-5)
+    gate, up = (_times_codes(n, x, (at, at + 1, None, at + 2), int(n.attr("N"))) for at in (3, 6))
+    table: dict[str, Any] = {"silu": ops.silu, "gelu": ops.gelu, "relu": ops.relu, "sigmoid": ops.sigmoid}
+    return table[n.choice("activation", "silu", list(table))](gate) * up, total
+
+
+@reads("MatMulNBitsQkv", domain=MS)
+def matmul_nbits_qkv(n: NodeView) -> tuple[Any, ...]:
+    """x normalised, times three matrices of codes."""
+    x, total = _normed(n, 1e-6)
+    sizes = [int(n.attr(name)) for name in ("Nq", "Nkv", "Nkv")]
+    parts = [_times_codes(n, x, (at, at + 1, None, at + 2), size) for at, size in zip((3, 6, 9), sizes, strict=True)]
+    return (*parts, total)
 
 
 def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:

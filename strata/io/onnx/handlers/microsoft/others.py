@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.errors import LowerError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.conv import conv_options, pool_options
 from strata.io.onnx.handlers.microsoft.fused import activated, coded, fused_matmul, real
@@ -121,11 +122,27 @@ def is_all_finite(n: NodeView) -> Value:
 
 
 @reads("BiasDropout", domain=MS)
+@reads("BitmaskBiasDropout", domain=MS)
 def bias_dropout(n: NodeView) -> Any:
     """As in inference: nothing is dropped."""
     total = n[0] + n[1]
-    total = total if n[2] is None else total + n[2]
-    return total, ops.broadcast_to(ops.full((), True, "bool"), total.shape)
+    return _kept(n, total if n[2] is None else total + n[2], 3)
+
+
+@reads("BitmaskDropout", domain=MS)
+def bitmask_dropout(n: NodeView) -> Any:
+    return _kept(n, n[0], 1)
+
+
+def _kept(n: NodeView, made: Value, ratio: int) -> Any:
+    """A result of which nothing is dropped, and a mask that says so."""
+    if n.scalar(ratio + 1, default=False) and n.scalar(ratio, 0.5):
+        raise LowerError(f"{n.label}: dropout in training is not supported", code="L500")
+    if not n.wants(1):
+        return made
+    if n.op_type.startswith("Bitmask"):
+        raise LowerError(f"{n.label}: masks of bits are not supported", code="L500")
+    return made, ops.broadcast_to(ops.full((), True, "bool"), made.shape)
 
 
 @reads("ComplexMul", domain=MS)
@@ -137,24 +154,39 @@ def complex_product(n: NodeView) -> Value:
     return ops.concat([a * c - b * d, a * d + b * c], -1)
 
 
+@reads("GroupNorm", domain=MS)
+def group_norm(n: NodeView) -> Value:
+    return _group_norm(n, n[0])
+
+
 @reads("SkipGroupNorm", domain=MS)
 def skip_group_norm(n: NodeView) -> Any:
-    """Group normalisation of a sum; channels are last, or second."""
-    x, gamma, beta, skip, bias = (n[i] for i in range(5))
+    """The same of a sum; what is added may have one number a channel."""
+    x, skip, bias = n[0], n[3], n[4]
+    total = x + (_by_channel(n, skip) if skip.ndim == 2 else skip)
+    total = total if bias is None else total + _by_channel(n, ops.insert_axis(bias, 0))
+    return _group_norm(n, total), total
+
+
+def _by_channel(n: NodeView, x: Value) -> Value:
+    """[N or 1, C] beside images."""
+    ones = (1,) * (n.ndim(0) - 2)
+    return ops.reshape(x, (x.shape[0], *ones, x.shape[1]) if n.attr("channels_last", 1) else (*x.shape, *ones))
+
+
+def _group_norm(n: NodeView, x: Value) -> Value:
+    """Mean 0 and variance 1 over groups of channels, which are the last axis or the second; then gamma and beta."""
     last = bool(n.attr("channels_last", 1))
-    skip = ops.reshape(skip, (skip.shape[0], 1, 1, skip.shape[1])) if skip.ndim == 2 and last else skip
-    total = x + skip if bias is None else x + skip + bias
-    y = _first(total) if last else total
+    y = _first(x) if last else x
     batch, channels = y.shape[:2]
     flat = ops.cast(ops.reshape(y, (batch, int(n.attr("groups")), -1)), "f32")
     gap = flat - ops.mean(flat, 2, keepdims=True)
     norm = gap / ops.sqrt(ops.mean(gap * gap, 2, keepdims=True) + n.attr("epsilon", 1e-5))
     shape = (1, channels, *(1,) * (y.ndim - 2))
-    y = ops.reshape(norm, y.shape) * ops.reshape(ops.cast(gamma, "f32"), shape) + ops.reshape(
-        ops.cast(beta, "f32"), shape
-    )
+    gamma, beta = (ops.reshape(ops.cast(n[i], "f32"), shape) for i in (1, 2))
+    y = ops.reshape(norm, y.shape) * gamma + beta
     y = ops.cast(y * ops.sigmoid(y) if n.attr("activation", 0) else y, x.dtype)
-    return _last(y) if last else y, total
+    return _last(y) if last else y
 
 
 @reads("RelativePositionBias", domain=MS)

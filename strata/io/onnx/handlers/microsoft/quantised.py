@@ -9,6 +9,7 @@ import numpy as np
 from strata.errors import FileError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.casting import convert_array
+from strata.io.onnx.handlers.microsoft.fused import activated
 from strata.io.onnx.handlers.quant import dequantize_linear, quantize_linear, to_codes, wide
 from strata.io.onnx.handlers.rnn import rnn_options
 from strata.io.onnx.items import Host
@@ -97,11 +98,7 @@ def fused_gemm(n: NodeView) -> Value:
     b = ops.transpose(b, (1, 0)) if n.attr("transB", 0) else b
     out = ops.matmul(a, b) * n.attr("alpha", 1.0)
     out = out + n[2] * n.attr("beta", 1.0) if n.has(2) else out
-    table: dict[str, Any] = {
-        "Relu": ops.relu, "Sigmoid": ops.sigmoid, "Tanh": ops.tanh,
-        "LeakyRelu": lambda x: ops.leaky_relu(x, n.attr("activation_alpha", 0.01)),
-    }  # fmt: skip
-    return table[n.choice("activation", "Relu", list(table))](out)
+    return activated(n, out)
 
 
 @reads("BiasAdd", domain=MS)
@@ -124,22 +121,3 @@ def bias_softmax(n: NodeView) -> Value:
 def _softmax_from(x: Value, axis: int) -> Value:
     """Softmax over an axis and all behind it."""
     return ops.reshape(ops.softmax(ops.reshape(x, (*x.shape[:axis], -1)), axis), x.shape)
-
-
-@reads("GroupNorm", domain=MS)
-def group_norm(n: NodeView) -> Value:
-    """Over groups of channels, which are the last axis or the second."""
-    x = n[0]
-    last = bool(n.attr("channels_last", 1))
-    y = ops.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1))) if last else x
-    count = int(n.attr("groups"))
-    batch, channels = y.shape[:2]
-    flat = ops.cast(ops.reshape(y, (batch, count, -1)), "f32")
-    mean = ops.mean(flat, 2, keepdims=True)
-    gap = flat - mean
-    norm = gap / ops.sqrt(ops.mean(gap * gap, 2, keepdims=True) + n.attr("epsilon", 1e-5))
-    shape = (1, channels, *(1,) * (x.ndim - 2))
-    y = ops.reshape(norm, y.shape) * ops.reshape(wide(n, 1), shape) + ops.reshape(wide(n, 2), shape)
-    y = y * ops.sigmoid(y) if n.attr("activation", 0) else y
-    y = ops.cast(y, x.dtype)
-    return ops.transpose(y, (0, *range(2, x.ndim), 1)) if last else y
