@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from strata.io.onnx import known_ops
 from tests.conformance.onnx_expected import reason
 from tests.conformance.onnx_suite import Outcome
 
@@ -44,10 +45,19 @@ segments.
 ## Conformance
 
 `make onnx` runs every CPU case of `onnx.backend.test` on the compiled `cpu` backend: **{passed} of {total} pass**
-({share:.1%}). These fail:
+({share:.1%}). These fail, each by the suite's doing, which `tests/conformance/test_expected.py` shows:
 
 | case | reason |
 |---|---|
+"""
+
+EXTRA = """
+## com.microsoft
+
+ONNX Runtime's own operators that are read, {count}, each with a test beside its kernel or, where it has none for the
+CPU, beside NumPy. Any other is refused by its name when the file is loaded.
+
+{names}.
 """
 
 
@@ -57,6 +67,8 @@ def page(outcomes: Sequence[Outcome]) -> str:
     for o in outcomes:
         if not o.passed:
             text += f"| `{o.name}` | {reason(o.name) or o.message[:160].replace('|', '/')} |\n"
+    extra = known_ops("com.microsoft")
+    text += EXTRA.format(count=len(extra), names=", ".join(f"`{name}`" for name in extra))
     by_op: dict[str, list[Outcome]] = defaultdict(list)
     for o in outcomes:
         by_op[o.op].append(o)

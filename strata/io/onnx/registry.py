@@ -47,4 +47,6 @@ def lookup(domain: str, op_type: str, version: int) -> Handler | None:
 
 
 def known_ops(domain: str = "") -> list[str]:
-    return sorted(name for where, name in _TABLE if where == domain)
+    """The operators of a domain that are read."""
+    same = SAME_AS_STANDARD if domain == "com.microsoft" else {}
+    return sorted({*(name for where, name in _TABLE if where == domain), *same})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ pytest.importorskip("onnx", reason="ONNX models need the package onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="its kernels are the reference")
 
 from strata.errors import LowerError, UnknownNameError  # noqa: E402 - after the packages that it needs
-from strata.io.onnx import load  # noqa: E402
+from strata.io.onnx import known_ops, load  # noqa: E402
 from tests.unit.io.onnx.models import node_model  # noqa: E402
 
 R = np.random.default_rng(11)
@@ -117,6 +119,10 @@ CASES: dict[str, tuple[str, list[Any], int, tuple[int, ...], dict[str, Any]]] = 
          None, None, f(24)],
         1, (), {"num_heads": 2},
     ),
+    "codes made on the way": (
+        "DynamicQuantizeMatMul", [f(3, 8), whole(0, 256, 8, 5, dtype=U8), SCALE, U8(128), f(5)], 1, (1, 2, 3, 4), {},
+    ),
+    "samples of a grid": ("GridSample", [f(1, 2, 4, 5), f(1, 3, 3, 2, scale=0.5)], 1, (), {"padding_mode": "border"}),
     "both see all": (
         "GroupQueryAttention",
         [f(2, 3, 32), f(2, 3, 16), f(2, 3, 16), None, None, np.array([2, 2], np.int32), np.array(3, np.int32)],
@@ -239,6 +245,24 @@ def test_group_norm_of_a_sum(last: int, activation: int) -> None:
     )  # fmt: skip
     np.testing.assert_allclose(got[0], moved(want), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got[1], moved(total), rtol=1e-5, atol=1e-6)
+    (plain,) = run(
+        "GroupNorm", [moved(total), gamma, beta], groups=4, activation=activation, epsilon=1e-4, channels_last=last
+    )
+    np.testing.assert_allclose(plain, got[0], rtol=1e-5, atol=1e-6)
+
+
+def test_sums_behind_and_before_functions() -> None:
+    x, bias, rest = f(2, 3, 8), f(8), f(2, 3, 8)
+    np.testing.assert_allclose(run("BiasAdd", [x, bias, rest])[0], x + bias + rest, rtol=1e-6)
+    value, gate = np.split((x + bias).astype(np.float64), 2, -1)
+    erf = np.vectorize(math.erf)
+    want = value * gate * 0.5 * (1 + erf(gate / np.sqrt(2)))
+    np.testing.assert_allclose(run("BiasSplitGelu", [x, bias])[0], want, rtol=1e-4, atol=1e-5)
+    (got,) = run("BiasSoftmax", [x, f(1, 1, 8) * 0 + bias], axis=2, is_inner_broadcast=1)
+    np.testing.assert_allclose(got, softmax(x + bias), rtol=1e-4, atol=1e-6)
+    (got,) = run("SimplifiedLayerNormalization", [x, bias], axis=-1, epsilon=1e-5)
+    want = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * bias
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("axes", [[1], [0, 2]])
@@ -386,6 +410,11 @@ def test_norms_of_queries_and_keys() -> None:
     want = run("GroupQueryAttention", [normed(q, scales[0]), normed(k, scales[1]), v, None, None, *ends], 3, **given)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_every_operator_that_is_read_is_in_a_test() -> None:
+    text = "".join(file.read_text("utf-8") for file in Path(__file__).parent.glob("test_*.py"))
+    assert [name for name in known_ops("com.microsoft") if f'"{name}"' not in text] == []
 
 
 def test_what_is_not_read_is_refused_by_name() -> None:

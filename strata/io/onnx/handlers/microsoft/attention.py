@@ -60,8 +60,8 @@ def decoder_masked_multi_head_attention(n: NodeView) -> Any:
         keep = ops.reshape(key <= known, (1, 1, 1, past_k.shape[2]))
     elif past_k is not None:
         k, v = ops.concat([past_k, k], 2), ops.concat([past_v, v], 2)
-    if padding is not None:
-        flags = _kept(padding, q.shape[0], k.shape[2])
+    flags = _kept(padding, q.shape[0], k.shape[2])
+    if flags is not None:
         keep = flags if keep is None else ops.logical_and(keep, _as_long(flags, k.shape[2]))
     return _attend(q, k, v, keep, None if added is None else _as_long(added, k.shape[2]), n.attr("scale", 0.0)), k, v
 

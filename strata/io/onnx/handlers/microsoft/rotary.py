@@ -15,7 +15,7 @@ from strata.mir import Value
 MS = "com.microsoft"
 
 
-def heads_of(x: Value, count: int) -> Value:
+def heads_of(x: Value, count: Dim) -> Value:
     """[B, S, H · D] as [B, H, S, D]."""
     batch, length, width = x.shape
     return ops.transpose(ops.reshape(x, (batch, length, count, width // count)), 0, 2, 1, 3)
