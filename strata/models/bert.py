@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, DistilBERT and relatives: encoders for embeddings and classification, for any batch and length."""
+"""BERT, RoBERTa, ELECTRA, DistilBERT: encoders for embeddings and classification, for any batch and length."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class BertConfig:
     labels: int = 0
     is_per_token: bool = False  # labels of tokens, not of texts
     first: int = 0  # position of the first token: the ones before it are those of padding
+    embedded: int = 0  # features of embeddings, where these are not those of layers
 
     @property
     def longest(self) -> int:
@@ -52,6 +53,7 @@ class BertConfig:
             whole(found, "type_vocab_size", 2, least=0) if family in TYPED else 0,
             real(found, "layer_norm_eps", 1e-12), text(found, activation, "gelu"), labels, labels_tokens(found),
             whole(found, "pad_token_id", 1, least=0) + 1 if family in SHIFTED else 0,
+            whole(found, "embedding_size", size) if family == "electra" else 0,
         )  # fmt: skip
         if made.hidden % made.heads or made.longest < 1:
             raise FileError(f"the configuration has {made.hidden} features for {made.heads} heads", code="F140")
@@ -64,7 +66,7 @@ class BertConfig:
         first = names["layer"].format(0)
         tables = {"word": self.vocab, "position": self.positions, "token_type": self.types}
         check_shapes(self.family, plain, {
-            **{f"embeddings.{t}_embeddings.weight": (n, self.hidden) for t, n in tables.items() if n},
+            **{f"embeddings.{t}_embeddings.weight": (n, self.embedded or self.hidden) for t, n in tables.items() if n},
             f"{first}{names['up']}.weight": (self.inner, self.hidden),
         })  # fmt: skip
 
@@ -76,9 +78,9 @@ BERT = {
     "up": "intermediate.dense", "down": "output.dense", "norm2": "output.LayerNorm",
 }  # fmt: skip
 SHIFTED = ("roberta", "xlm-roberta", "camembert", "mpnet")  # families whose first positions are those of padding
-TYPED = ("bert", "roberta", "xlm-roberta", "camembert")  # families with types of tokens
+TYPED = ("bert", "roberta", "xlm-roberta", "camembert", "electra")  # families with types of tokens
 NAMES = {
-    "bert": BERT, "roberta": BERT, "xlm-roberta": BERT, "camembert": BERT,
+    "bert": BERT, "roberta": BERT, "xlm-roberta": BERT, "camembert": BERT, "electra": BERT,
     "mpnet": {
         **BERT, "q": "attention.attn.q", "k": "attention.attn.k", "v": "attention.attn.v", "o": "attention.attn.o",
         "norm1": "attention.LayerNorm",
@@ -93,7 +95,7 @@ NAMES = {
 
 def encoder_weights(weights: Weights) -> Weights:
     """The weights under their plain names; old checkpoints call a norm's scale gamma and its shift beta."""
-    plain = without_prefix(weights, ("bert.", "distilbert.", "roberta.", "mpnet."))
+    plain = without_prefix(weights, ("bert.", "distilbert.", "roberta.", "mpnet.", "electra."))
     renamed = {"gamma": "weight", "beta": "bias"}
     return {f"{n.rpartition('.')[0]}.{renamed[n.rpartition('.')[2]]}" if n.rpartition(".")[2] in renamed else n: t
             for n, t in plain.items()}  # fmt: skip
@@ -112,16 +114,18 @@ class BertGraph(WeightBuilder):
     def embeddings(self, types: Value | None) -> Value:
         """Word, position and type embeddings, normalised."""
         c = self.config
-        x = self.embedding(self.ids, "embeddings.word_embeddings.weight", c.vocab, c.hidden)
-        places = self.param("embeddings.position_embeddings.weight", (c.positions, c.hidden))
+        width = c.embedded or c.hidden
+        x = self.embedding(self.ids, "embeddings.word_embeddings.weight", c.vocab, width)
+        places = self.param("embeddings.position_embeddings.weight", (c.positions, width))
         places = ops.narrow(places, 0, c.first, self.length)
         if c.types:
-            table = self.param("embeddings.token_type_embeddings.weight", (c.types, c.hidden))
+            table = self.param("embeddings.token_type_embeddings.weight", (c.types, width))
             kind = table[0] if types is None else ops.take(table, types, axis=0)
             x = x + (places + kind)
         else:
             x = x + places
-        return self.layer_norm(x, "embeddings.LayerNorm", c.hidden, c.eps)
+        x = self.layer_norm(x, "embeddings.LayerNorm", width, c.eps)
+        return x if width == c.hidden else self.linear(x, "embeddings_project", c.hidden, width)
 
     def layer(self, x: Value, number: int) -> Value:
         """LN(x + attention), then LN(x + feed-forward)."""
@@ -196,7 +200,8 @@ def build_encoder(
         outputs.append(b.linear(read, "classifier", config.labels, config.hidden))
         names.append("logits")
     if b.has("classifier.out_proj.weight") and config.labels:
-        inner = ops.tanh(b.linear(first, "classifier.dense", config.hidden, config.hidden))
+        act = ops.gelu if config.family == "electra" else ops.tanh
+        inner = act(b.linear(first, "classifier.dense", config.hidden, config.hidden))
         outputs.append(b.linear(inner, "classifier.out_proj", config.labels, config.hidden))
         names.append("logits")
     b.graph.outputs(*outputs)

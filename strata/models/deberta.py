@@ -32,7 +32,6 @@ class DebertaConfig(BertConfig):
     kernel: int = 0
     groups: int = 1
     kernel_activation: str = "tanh"
-    embedding: int = 0
 
     @classmethod
     def from_json(cls, found: dict[str, Any], labels: int = 0) -> DebertaConfig:
@@ -46,11 +45,11 @@ class DebertaConfig(BertConfig):
             "deberta-v2", whole(found, "vocab_size"), hidden, whole(found, "num_hidden_layers"),
             whole(found, "num_attention_heads"), whole(found, "intermediate_size", 4 * hidden), positions,
             whole(found, "type_vocab_size", 0, least=0), real(found, "layer_norm_eps", 1e-7),
-            text(found, "hidden_act", "gelu"), labels, labels_tokens(found), 0,
+            text(found, "hidden_act", "gelu"), labels, labels_tokens(found), 0, whole(found, "embedding_size", hidden),
             buckets if isinstance(buckets, int) and buckets > 0 else 0, farthest,
             kinds if found.get("relative_attention") else (), bool(found.get("share_att_key")),
             bool(found.get("position_biased_input", True)), whole(found, "conv_kernel_size", 0, least=0),
-            whole(found, "conv_groups", 1), text(found, "conv_act", "tanh"), whole(found, "embedding_size", hidden),
+            whole(found, "conv_groups", 1), text(found, "conv_act", "tanh"),
         )  # fmt: skip
 
     @property
@@ -62,7 +61,7 @@ class DebertaConfig(BertConfig):
         plain = without_prefix(weights, ("deberta.",))
         check_layers(self.family, self.layers, plain, DEBERTA["layer"])
         check_shapes(self.family, plain, {
-            "embeddings.word_embeddings.weight": (self.vocab, self.embedding),
+            "embeddings.word_embeddings.weight": (self.vocab, self.embedded),
             "encoder.layer.0.intermediate.dense.weight": (self.inner, self.hidden),
         })  # fmt: skip
 
@@ -90,15 +89,15 @@ class DebertaGraph(BertGraph):
 
     def embeddings(self, types: Value | None) -> Value:
         c = self.config
-        x = self.embedding(self.ids, "embeddings.word_embeddings.weight", c.vocab, c.embedding)
+        x = self.embedding(self.ids, "embeddings.word_embeddings.weight", c.vocab, c.embedded)
         if c.has_positions:
-            places = self.param("embeddings.position_embeddings.weight", (c.positions, c.embedding))
+            places = self.param("embeddings.position_embeddings.weight", (c.positions, c.embedded))
             x = x + ops.narrow(places, 0, 0, self.length)
         if c.types:
-            table = self.param("embeddings.token_type_embeddings.weight", (c.types, c.embedding))
+            table = self.param("embeddings.token_type_embeddings.weight", (c.types, c.embedded))
             x = x + (table[0] if types is None else ops.take(table, types, axis=0))
-        if c.embedding != c.hidden:
-            x = self.linear(x, "embeddings.embed_proj", c.hidden, c.embedding)
+        if c.embedded != c.hidden:
+            x = self.linear(x, "embeddings.embed_proj", c.hidden, c.embedded)
         return self.layer_norm(x, "embeddings.LayerNorm", c.hidden, c.eps) * self.counted
 
     def heads(self, x: Value) -> Value:

@@ -114,6 +114,12 @@ class DecoderConfig:
         })  # fmt: skip
 
     @property
+    def stretched(self) -> int:
+        """Tokens that positions can be stretched to: those of a dynamic rope follow from the context asked for."""
+        scaling = self.rope.scaling
+        return int(self.positions * scaling.factor) if scaling and scaling.kind == "dynamic" else self.positions
+
+    @property
     def slots(self) -> tuple[Slot, ...]:
         """What is carried from step to step."""
         return kv_slots(range(self.layers), self.kv_heads, self.head_dim)

@@ -18,6 +18,7 @@ from strata.models.adapters import AdapterSet, load_adapter, turned_rows
 from strata.models.base import Model, compile_built
 from strata.models.cached import PAGE, Layout, Slot
 from strata.models.chat import answer
+from strata.models.generating.contrastive import contrastive_tokens
 from strata.models.generating.prompt_cache import load_prompt, save_prompt
 from strata.models.generating.together import best_beam, samples
 from strata.models.grammar import Grammar
@@ -60,11 +61,13 @@ class Decoder(Model):
         context: int | None = None,
     ) -> None:  # fmt: skip
         self.config, self.device = config, device
-        self.context = min(context or CONTEXT, config.positions)
+        most = getattr(config, "stretched", config.positions)
+        self.context = min(context or min(CONTEXT, config.positions), max(most, config.positions))
         self._build = build
         self._make_tokenizer = tokenizer
         self._tokenizer: Tokenizer | None = None
-        self._graphs: dict[tuple[bool, Layout, tuple[tuple[str, int], ...]], CompiledGraph] = {}
+        self._graphs: dict[tuple[bool, bool, Layout, tuple[tuple[str, int], ...]], CompiledGraph] = {}
+        self._hidden = 0  # features of what the head is given, where a graph gives that, too
         self._adapters: AdapterSet | None = None
         self.is_quantized = False  # some weights are blocks, whose matmuls with few rows and with many differ in bits
 
@@ -85,13 +88,14 @@ class Decoder(Model):
         return {"input_ids": "i32[B, S]"}
 
     def graph_for(
-        self, *, every: bool, layout: Layout = "plain", sizes: tuple[tuple[str, int], ...] = ()
+        self, *, every: bool, layout: Layout = "plain", sizes: tuple[tuple[str, int], ...] = (), hidden: bool = False
     ) -> CompiledGraph:
         """The compiled graph: of the last token's logits, or of every token's; with caches of this layout.
 
-        `sizes` are symbols with their numbers: a GPU has other kernels for one row than for many.
+        `sizes` are symbols with their numbers: a GPU has other kernels for one row than for many. With `hidden`, the
+        last result is what the head is given.
         """
-        key = every, layout, sizes
+        key = every, hidden, layout, sizes
         if key not in self._graphs:
             kinds = {} if layout == "plain" else {"layout": layout}
             builder = self._build(self.context, every=every, **kinds)
@@ -99,7 +103,12 @@ class Decoder(Model):
                 if builder.changes:
                     raise OptionError("adapters: the model has one that is kept apart already", code="O611")
                 builder.changes = self._adapters.blank
+            builder.watched = {} if hidden else None
             builder.build()
+            if hidden:
+                last = next(reversed(builder.watched.values()))  # the head is the last matmul
+                self._hidden = int(last.shape[-1])
+                builder.graph = builder.graph.returning(*builder.graph.results, last)
             if self._adapters is not None:
                 self._adapters.check(builder.weights, builder.bound)
                 builder.bound |= self._adapters.values()
@@ -151,19 +160,30 @@ class Decoder(Model):
 
     def step(self, state: DecodeState, ids: np.ndarray, *, every: bool = False) -> np.ndarray:
         """Logits after new tokens i32[B, S], which enter the state: f32[B, V], or with `every` f32[B, S, V]."""
+        return self._stepped(state, ids, every, hidden=False)[0]
+
+    def step_with_hidden(
+        self, state: DecodeState, ids: np.ndarray, *, every: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `step`, with the hidden states that the logits are made of: f32[B, H], or with `every` f32[B, S, H]."""
+        logits, hidden = self._stepped(state, ids, every, hidden=True)
+        return logits, hidden
+
+    def _stepped(self, state: DecodeState, ids: np.ndarray, every: bool, *, hidden: bool) -> list[np.ndarray]:
         batch, count = ids.shape
         self._check_room(state.length + count)
         self._reserve(state, state.length + count)
         if not state.feeds:
             state.feeds = dict(zip([slot.name for slot in self.config.slots], state.caches, strict=True))
-        shape = (batch, count, self.config.vocab) if every else (batch, self.config.vocab)
-        logits = np.empty(shape, np.float32)
-        feeds = {"input_ids": ids, "past": np.array([state.length], np.int64), **state.feeds}
         one = count == batch == 1 and not every and backend_for(self.device).home is not None
         sizes = (("B", 1), ("S", 1)) if one else ()
-        self.graph_for(every=every, sizes=sizes).run_into(feeds, [logits, *state.caches])
+        graph = self.graph_for(every=every, sizes=sizes, hidden=hidden)
+        widths = (self.config.vocab, self._hidden) if hidden else (self.config.vocab,)
+        found = [np.empty((batch, count, n) if every else (batch, n), np.float32) for n in widths]
+        feeds = {"input_ids": ids, "past": np.array([state.length], np.int64), **state.feeds}
+        graph.run_into(feeds, [found[0], *state.caches, *found[1:]])
         state.length += count
-        return logits
+        return found
 
     def _check_room(self, tokens: int) -> None:
         if tokens > self.context:
@@ -316,13 +336,15 @@ class Decoder(Model):
         stream: bool = False, n: int | None = None, beams: int = 1, length_penalty: float = 1.0,
         draft: Decoder | None = None, draft_tokens: int | None = None, grammar: Grammar | None = None,
         show_special: bool = False, context_shift: bool = False, prompt_cache: str | os.PathLike[str] | None = None,
-        **sampling: Any,
+        penalty_alpha: float | None = None, **sampling: Any,
     ) -> Any:  # fmt: skip
         """Generate text from a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces.
 
         `sampling` are more fields of `Sampler`: logit_bias, frequency_penalty, typical_p, mirostat_tau, and others.
         `n` asks for so many samples, as a list; `beams` for the likeliest text that a beam search finds, in which the
-        probability of a text is divided by its length to the power of `length_penalty`. `draft` is a smaller model with
+        probability of a text is divided by its length to the power of `length_penalty`. `penalty_alpha` asks for a
+        contrastive search, which weighs the probability of each of the `top_k` likeliest tokens against its likeness to
+        what came before. `draft` is a smaller model with
         the same tokenizer, for speculative decoding: it drafts `draft_tokens` at a time, by default as many as are
         verified in one step. This model accepts them or not: the text comes faster and is this model's own, the same at
         a temperature of 0, and of the same distribution above. `grammar` is what the text has to follow, such as
@@ -336,9 +358,10 @@ class Decoder(Model):
         ), self.tokenizer.eos  # fmt: skip
         ids = self.prompt_ids(prompt)
         ways = {"draft": draft is not None, "grammar": grammar is not None, "n": n is not None, "beams": beams != 1,
-                "prompt_cache": prompt_cache is not None, "context_shift": context_shift}  # fmt: skip
+                "prompt_cache": prompt_cache is not None, "context_shift": context_shift,
+                "penalty_alpha": penalty_alpha is not None}  # fmt: skip
         asked = [name for name, is_asked in ways.items() if is_asked]
-        alone = next((name for name in ("n", "beams", "draft") if name in asked), None)
+        alone = next((name for name in ("n", "beams", "draft", "penalty_alpha") if name in asked), None)
         if alone is not None and len(asked) > 1:
             other = next(name for name in asked if name != alone)
             raise OptionError(f"generate: {alone} does not go with {other}; give one of them", code="O610")
@@ -354,7 +377,9 @@ class Decoder(Model):
                 raise OptionError("generate: a beam search draws no tokens; give a temperature or beams", code="O236")
             found = best_beam(self, ids, beams, max_tokens, ends=ends, length_penalty=length_penalty)
             return "".join(said(found, self.tokenizer, stop, special=show_special))
-        if draft is not None:
+        if penalty_alpha is not None:
+            chosen = contrastive_tokens(self, ids, max_tokens, sampler, penalty_alpha, ends)
+        elif draft is not None:
             chosen = drafted_tokens(self, draft, ids, max_tokens, sampler, count=draft_tokens, ends=ends)
         else:
             state = None if prompt_cache is None else self._remembered(prompt_cache, ids)

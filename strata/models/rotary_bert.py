@@ -76,7 +76,7 @@ class RotaryConfig(BertConfig):
             whole(found, "num_attention_heads"), whole(found, "intermediate_size", 4 * hidden),
             min(whole(found, "max_position_embeddings", 8192), LONGEST),
             whole(found, "type_vocab_size", 2 if family == "nomic_bert" else 1, least=0),
-            real(found, "layer_norm_eps", 1e-12), act, labels, labels_tokens(found), 0,
+            real(found, "layer_norm_eps", 1e-12), act, labels, labels_tokens(found), 0, 0,
             real(ropes, "rope_theta", real(found, "rope_theta", default)),
         )  # fmt: skip
 

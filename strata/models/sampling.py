@@ -117,6 +117,15 @@ class Sampler:
         found[ids] = weights / weights.sum()
         return found
 
+    def likeliest(
+        self, logits: np.ndarray, before: Sequence[int], count: int, *, start: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """So many of the likeliest tokens after penalties, the first of equal ones first, and their shares of all."""
+        logits, best = self._penalised(logits, before, start)
+        weights = np.exp(logits.astype(np.float64) - float(logits[best]))
+        order = np.argsort(-weights, kind="stable")[:count]
+        return order, weights[order] / weights.sum()
+
     def _penalised(
         self, logits: np.ndarray, before: Sequence[int], start: int = 0, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, int]:

@@ -60,7 +60,7 @@ def collect_activations(
     sums: list[np.ndarray] | None = None
     for done, ids in enumerate(parts, 1):
         state = model.start(1, ids.shape[1])
-        names = [f"{kind}{i}" for i in range(model.config.layers) for kind in ("keys", "values")]
+        names = [slot.name for slot in model.config.slots]
         feeds = {"input_ids": ids, "past": np.zeros(1, np.int64), **dict(zip(names, state.caches, strict=True))}
         results = [np.asarray(r, np.float64) for r in compiled.run(feeds)]
         sums = results if sums is None else [a + b for a, b in zip(sums, results, strict=True)]

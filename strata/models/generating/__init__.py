@@ -1,1 +1,1 @@
-"""Ways of generating: filters of samplers, many samples of one prompt, beam search, prompt caches on disk."""
+"""Ways of generating: filters of samplers, samples of one prompt, beam and contrastive search, prompts on disk."""

@@ -21,7 +21,8 @@ SIZES = {
 }  # fmt: skip
 DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_position_embeddings": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "bert": {}, "mpnet": {}, "nomic_bert": {}, "gte": {}, "roberta": {"type_vocab_size": 1, "pad_token_id": 1},
+    "bert": {}, "electra": {"embedding_size": 20}, "mpnet": {}, "nomic_bert": {}, "gte": {},
+    "roberta": {"type_vocab_size": 1, "pad_token_id": 1},
     "xlm-roberta": {"type_vocab_size": 1, "pad_token_id": 1},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
     "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 8, "pad_token_id": 0},

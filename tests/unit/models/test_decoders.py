@@ -49,6 +49,20 @@ def test_phi3_long_rope(tmp_path: Path) -> None:
     assert np.abs(found - wanted).max() <= 1e-3 * np.abs(wanted).max()
 
 
+def test_dynamic_rope_beyond_the_trained_length(tmp_path: Path) -> None:
+    """The base is that of the context asked for; without one, the trained length is the context."""
+    rope = dict(rope_type="dynamic", factor=4.0, rope_theta=10000.0)
+    model = random_model(tmp_path, "llama", max_position_embeddings=64, rope_parameters=rope)
+    ids = np.random.default_rng(1).integers(3, 128, (2, 100)).astype(np.int32)
+    short = reference_logits(model, ids[:, :40])
+    found = load(tmp_path).run(input_ids=ids[:, :40])["logits"]
+    assert np.abs(found - short).max() <= 2e-4 * np.abs(short).max()
+    wanted = reference_logits(model, ids)
+    found = load(tmp_path, context=100).run(input_ids=ids)["logits"]
+    assert np.abs(found - wanted).max() <= 2e-4 * np.abs(wanted).max()
+    assert (load(tmp_path).context, load(tmp_path, context=1000).context) == (64, 256)
+
+
 class Letters:
     """A tokenizer of single letters, so that generation is tested without a vocabulary."""
 

@@ -11,7 +11,7 @@ import pytest
 
 import strata as st
 from strata.io import save_safetensors
-from tests.unit.models.encoder_vectors import FAMILIES, FILE, batch, weight
+from tests.unit.models.encoder_vectors import FAMILIES, FILE, SIZES, batch, weight
 
 KNOWN: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
 
@@ -35,6 +35,31 @@ def test_vectors(name: str, tmp_path: Path) -> None:
     cosine = (mean * wanted).sum(1) / np.linalg.norm(mean, axis=1) / np.linalg.norm(wanted, axis=1)
     assert cosine.min() > 0.99999
     np.testing.assert_allclose(mean, wanted, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_heads_of_rerankers_and_of_tokens(name: str, tmp_path: Path) -> None:
+    """A random model of transformers with one label for a text, and with five for each token."""
+    torch = pytest.importorskip("torch", reason="needs torch")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    ids, mask = batch()
+    for kind, labels in (("Sequence", 1), ("Token", 5)):
+        torch.manual_seed(0)
+        sizes = {**SIZES, **FAMILIES[name], "num_labels": labels}
+        config = transformers.AutoConfig.for_model(name.split(maxsplit=1)[0], **sizes)
+        reference = getattr(transformers, f"AutoModelFor{kind}Classification").from_config(config).eval()
+        for p in reference.parameters():
+            p.data.mul_(4.0 if p.ndim > 1 else 1.0)
+        reference.save_pretrained(tmp_path / kind)
+        with torch.no_grad():
+            given = dict(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask.astype(int)))
+            wanted = reference(**given).logits.numpy()
+        model = st.load(tmp_path / kind)
+        found = model.run(input_ids=ids.astype(np.int32), attention_mask=mask)["logits"]
+        kept = mask if kind == "Token" else slice(None)
+        assert np.abs(found[kept] - wanted[kept]).max() <= 2e-4 * np.abs(wanted[kept]).max()
+        assert model.scores_pairs == (kind == "Sequence")
 
 
 def test_names_of_the_models_own_checkpoints(tmp_path: Path) -> None:

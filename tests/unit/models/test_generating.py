@@ -124,6 +124,48 @@ def test_beams_find_the_best_text(llama: Decoder) -> None:
     assert llama.generate(PROMPT, beams=vocab, max_tokens=2) == Letters().decode([int(i), int(j)])
 
 
+@pytest.mark.parametrize(("name", "alpha"), [("llama", 0.3), ("llama", 0.9), ("mamba2", 0.6)])
+def test_contrastive_search_against_a_loop(name: str, alpha: float, tmp_path: Path) -> None:
+    """Each candidate is run with its whole text, and no cache; hidden states are compared one by one."""
+    made = model(tmp_path / "model", name, context=40)
+    ids, wanted = list(PROMPT), []
+
+    def read(tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        rows, hidden = made.step_with_hidden(made.start(), np.array([tokens], np.int32), every=True)
+        return rows[0], hidden[0].astype(np.float64)
+
+    for _ in range(9):
+        shares = np.exp(_logs(read(ids)[0][-1]))
+        best = (-np.inf, -1)
+        for token in np.argsort(-shares)[:5]:
+            hidden = read([*ids, int(token)])[1]
+            same = max(h @ hidden[-1] / np.linalg.norm(h) / np.linalg.norm(hidden[-1]) for h in hidden[:-1])
+            best = max(best, ((1 - alpha) * shares[token] - alpha * same, int(token)))
+        ids.append(best[1])
+        wanted.append(best[1])
+    options: dict[str, Any] = dict(max_tokens=9, penalty_alpha=alpha, top_k=5)
+    assert made.generate(PROMPT, **options) == Letters().decode(wanted)
+    assert "".join(made.generate(PROMPT, stream=True, **options)) == Letters().decode(wanted)
+    assert wanted != list(made.tokens(PROMPT, 9, Sampler())) or alpha < 0.5
+    long = made.generate(PROMPT, max_tokens=100, penalty_alpha=alpha, top_k=3)
+    assert len(long) == made.context - len(PROMPT) + 1  # the context ends it
+
+
+def test_hidden_states_are_those_of_transformers(tmp_path: Path) -> None:
+    """The last hidden states, behind the last norm, which contrastive search compares."""
+    torch = pytest.importorskip("torch", reason="needs torch")
+    pytest.importorskip("transformers", reason="needs transformers")
+    from tests.unit.models.random_models import random_model
+
+    reference = random_model(tmp_path, "gemma2")
+    made: Decoder = load(tmp_path, context=40)
+    ids = np.array([PROMPT], np.int32)
+    with torch.no_grad():
+        wanted = reference(torch.tensor(ids).long(), output_hidden_states=True).hidden_states[-1].numpy()
+    found = made.step_with_hidden(made.start(), ids, every=True)[1]
+    assert np.abs(found - wanted).max() <= 2e-4 * np.abs(wanted).max()
+
+
 def _logs(logits: np.ndarray) -> np.ndarray:
     x = logits.astype(np.float64)
     return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
@@ -186,7 +228,10 @@ def test_options_that_do_not_fit(llama: Decoder) -> None:
     for options, match in (
         (dict(n=2, beams=3), "n does not go with beams"), (dict(n=2, stream=True), "no stream"),
         (dict(beams=2, temperature=1.0), "draws no tokens"), (dict(typical_p=0.0), "typical_p"),
-        (dict(n=0), "0 samples"), (dict(beams=0), "0 beams"),
+        (dict(n=0), "0 samples"), (dict(beams=0), "0 beams"), (dict(penalty_alpha=0.6), "top_k 0 is below 2"),
+        (dict(penalty_alpha=2.0, top_k=4), "penalty_alpha 2.0 is not"), (dict(penalty_alpha=0.6, n=2), "n does not go"),
+        (dict(penalty_alpha=0.6, top_k=4, temperature=1.0), "draws no tokens"),
+        (dict(penalty_alpha=0.6, context_shift=True), "penalty_alpha does not go with context_shift"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=match):
             llama.generate(PROMPT, **options)  # type: ignore[arg-type]
