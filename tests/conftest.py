@@ -85,6 +85,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if name == own or not name.rpartition(".")[2].startswith("test_"):  # its own, and those of helpers
             for generator, state in states:
                 generator.bit_generator.state = state
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - of code that draws from it
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from strata.core import as_dtype
 from strata.models.weights import WeightBuilder, Weights
-from strata.runtime import CompiledGraph, CompileOptions, Session
+from strata.runtime import CompiledGraph, CompileOptions, Session, cast_to
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Model:
         return {name: str(kind) for name, kind in self.graph._inputs}
 
     def run(self, **arrays: Any) -> dict[str, np.ndarray]:
-        """Run on arrays by input name; gives arrays by output name."""
+        """Run on arrays by input name; gives arrays by output name, of the library that the inputs come from."""
         kinds = dict(self.graph._inputs)
-        cast = {n: np.asarray(a, kinds[n].dtype.np) if n in kinds else a for n, a in arrays.items()}
+        cast = {n: cast_to(a, kinds[n].dtype.np) if n in kinds else a for n, a in arrays.items()}
         return dict(zip(self.outputs, self.graph.run(cast), strict=True))

@@ -16,6 +16,7 @@ from strata.runtime.compile.profile import CompileProfile
 from strata.runtime.compile.variant import CompilationMode, ModelComponent, ModelVariant, Phase
 from strata.runtime.execute.arrays import USABLE, StoredArray
 from strata.runtime.execute.compiled import CompiledGraph
+from strata.runtime.execute.foreign import as_given, cast_to
 from strata.runtime.execute.load_bundle import load_compiled
 from strata.runtime.execute.memory import MemoryReport
 from strata.runtime.execute.rows import row_obstacles

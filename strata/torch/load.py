@@ -46,8 +46,8 @@ class TorchModel(Model):
         return self.graph.source
 
     def run(self, **arrays: Any) -> dict[str, np.ndarray]:
-        """Run on arrays by input name; gives arrays by output name."""
-        made = self.graph.run({name: np.asarray(a) for name, a in arrays.items()})
+        """Run on arrays by input name; gives arrays by output name: torch's where torch's are given."""
+        made = self.graph.run(arrays)
         return {name: _arranged(made, r) for name, r in zip(self.outputs, self._shown, strict=True)}
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:

@@ -22,7 +22,7 @@ from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import OnnxPlan, Port, Shapes, samples
 from strata.io.onnx.stored import StoredPlan, head_key, plan_key, read_head, read_stored, write_head, write_stored
 from strata.mir import Graph, near
-from strata.runtime import CompiledGraph, Session
+from strata.runtime import CompiledGraph, Session, as_given
 
 if TYPE_CHECKING:
     from strata.io.onnx.program import OnnxProgram
@@ -113,7 +113,10 @@ class OnnxModel:
 
     @located
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[Any, ...]:
-        """Run on arrays by input name: a tuple of arrays, one for each output (lists for sequences)."""
+        """Run on arrays by input name: a tuple of arrays, one for each output (lists for sequences).
+
+        Arrays of PyTorch, JAX or CuPy give results of that library.
+        """
         given = named if feeds is None else {**feeds, **named}
         quick = self._quick.peek(self._quick_key(given))
         if quick is None:
@@ -125,11 +128,11 @@ class OnnxModel:
                 return compiled.run(given if names is None else {name: given[name] for name in names})
             if plan is not None:
                 self._remember_quick(arrays, plan)
-                return tuple(plan.run(arrays))
+                return as_given(given.values(), plan.run(arrays))
             keep = partial(self._kept, arrays, time.perf_counter(), False)
             results, plan = self._reading.run_sized(key, arrays, keep)
             self._by_signature.put(key, plan)
-            return tuple(results)
+            return as_given(given.values(), results)
         except StrataError:
             raise
         except (MemoryError, OSError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""ONNX export: a model from a graph, a module or a function of tensors.
+"""ONNX export: a model from a graph, a module, a function of tensors, or from a program with its weights.
 
 Ops with a counterpart in ONNX are written by a table. Ops that are compositions are written as what they are made of.
 The rest is refused, all in one error.
@@ -23,6 +23,7 @@ from strata.io.onnx.exporter import Exporter
 from strata.io.onnx.model import OnnxModel
 from strata.io.onnx.writers import register
 from strata.mir import Graph, fresh_scope, placeholder
+from strata.runtime import CompiledGraph
 from strata.tensor import Tensor, asarray
 
 register()
@@ -42,9 +43,10 @@ def export(
 ) -> Any:
     """Write a graph, a module, or a function (with example arguments) as an ONNX model, which is also returned.
 
-    `params` gives the values of parameters; those without one are inputs of the model. Symbolic sizes keep their names.
-    `opset` is that of the nodes, 21 if not given. A loaded ONNX model whose sizes depend on data, or that has texts or
-    sequences, is not one graph: it is written with the nodes and the opset of its file.
+    Compiled graphs and loaded models are written with the values of their parameters. `params` gives values of
+    parameters; those without one are inputs of the model. Symbolic sizes keep their names. `opset` is that of the
+    nodes, 21 if not given. A loaded ONNX model whose sizes depend on data, or that has texts or sequences, is not one
+    graph: it is written with the nodes and the opset of its file.
     """
     if opset is not None and not 1 <= opset <= MOST_OPSETS:
         raise OptionError(f"export: opset is a version from 1 to {MOST_OPSETS}, got {opset}", code="O503")
@@ -52,7 +54,8 @@ def export(
     if isinstance(program, OnnxModel):
         model = _again(program, given, opset)
     else:
-        model = Exporter(_as_graph(program, examples), given, OPSET if opset is None else opset).model()
+        graph, held, outputs = _compiled(program) or (_as_graph(program, examples), {}, None)
+        model = Exporter(graph, {**held, **given}, OPSET if opset is None else opset, outputs).model()
     if path is not None:
         try:
             _save(model, Path(path))
@@ -96,6 +99,17 @@ def _copied(model: OnnxModel, params: Mapping[str, np.ndarray]) -> Any:
     return proto
 
 
+def _compiled(program: Any) -> tuple[Graph, dict[str, np.ndarray], Sequence[str] | None] | None:
+    """The graph that was compiled, before any pass, with the parameters that it holds and the names of its results."""
+    compiled = getattr(program, "graph", program)
+    if not isinstance(compiled, CompiledGraph):
+        return None
+    names = getattr(program, "outputs", ()) if compiled is not program else ()
+    graph = compiled.source
+    held = {name: np.asarray(value) for name, value in compiled._param_values.items()}
+    return graph, held, names if len(names) == len(graph.results) else None
+
+
 def _as_graph(program: Any, examples: Sequence[Any]) -> Graph:
     if isinstance(program, Graph):
         return program
@@ -103,7 +117,7 @@ def _as_graph(program: Any, examples: Sequence[Any]) -> Graph:
         lowered: Graph = program.lower()
         return lowered
     if not callable(program):
-        raise OptionError(f"export: {type(program).__name__} is not a graph, module or function", code="O503")
+        raise OptionError(f"export: {type(program).__name__} is not a graph, module, function or model", code="O503")
     try:
         inspect.signature(program).bind(*examples)
     except (TypeError, ValueError) as error:

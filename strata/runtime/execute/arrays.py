@@ -13,6 +13,7 @@ from strata.core import TensorType, as_dtype, check_unmasked, from_dlpack, here
 from strata.errors import DeviceError, DTypeError, OptionError, OutOfMemoryError, ShapeError, StrataError
 
 FEW = 4  # arrays that are compared with each other sooner than put in order
+NAMED = 4  # parameters that a message names
 USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
 
 
@@ -174,3 +175,12 @@ def describe(array: Any) -> str:
     """`f32[2, 3]`"""
     order = "" if array.dtype.isnative else " of another byte order"
     return f"{as_dtype(array.dtype)}{list(array.shape)}{order}"
+
+
+def signature(graph: Any, most: int = NAMED) -> str:
+    """Inputs of a compiled graph, its first parameters and its outputs, with their types."""
+    inputs = ", ".join(f"{n}: {t}" for n, t in graph._inputs)
+    params = "".join(f", param {n}: {t}" for n, t in list(graph._params.items())[:most])
+    rest = len(graph._params) - most
+    more = f", … {rest} more parameter{'s' * (rest > 1)}" if rest > 0 else ""
+    return f"({inputs}{params}{more}) -> {', '.join(map(str, graph._outputs))}"

@@ -20,7 +20,7 @@ from strata.mir import Graph, infer_binding, leaf_name, near
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.compile.pipeline import CompilePipeline
 from strata.runtime.execute import at_home
-from strata.runtime.execute.arrays import USABLE, StoredArray, kept_apart
+from strata.runtime.execute.arrays import USABLE, StoredArray, kept_apart, signature
 from strata.runtime.execute.background import background
 from strata.runtime.execute.extent import Extents, is_remembered
 from strata.runtime.execute.feeds import by_name, check_outputs, check_params, read_input, refuse_extra, sizes, together
@@ -137,15 +137,13 @@ class CompiledGraph:
     @property
     def signature(self) -> str:
         """Inputs, parameters and outputs with their types."""
-        inputs = ", ".join(f"{n}: {t}" for n, t in self._inputs)
-        params = "".join(f", param {n}: {t}" for n, t in self._params.items())
-        return f"({inputs}{params}) -> {', '.join(map(str, self._outputs))}"
+        return signature(self, len(self._params))
 
     def __repr__(self) -> str:
-        return f"<CompiledGraph {self.name}{self.signature}>"
+        return f"<CompiledGraph {self.name}{signature(self)}>"
 
     def _repr_html_(self) -> str:
-        return folded(f"compiled {self.name}{self.signature} on {self.device}", self.lir.summary())
+        return folded(f"compiled {self.name}{signature(self)} on {self.device}", self.lir.summary())
 
     # parameters
 

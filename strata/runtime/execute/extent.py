@@ -11,6 +11,7 @@ import numpy as np
 from strata.core import SymExpr, TensorType, bounds, here, sym
 from strata.errors import OptionError, StrataError, UnknownNameError
 from strata.mir import Graph, leaf_name, near, substitute_values
+from strata.runtime.execute.arrays import signature
 from strata.runtime.execute.rows import ROWS, places, row_obstacles, with_open_rows
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Extents:
         if not rows or not isinstance(upper, int) or upper < 1:
             raise OptionError(
                 f"no input of {owner.name!r} has {upper!r} places along its first axis; the signature is "
-                f"{owner.signature}", code="O402", place=here(),
+                f"{signature(owner)}", code="O402", place=here(),
             )  # fmt: skip
         if self._opened is None or self._opened[:2] != (name, upper):
             self.active.pop(name, None)

@@ -9,7 +9,7 @@ from strata.core import here
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import check_sizes, size_checks
 from strata.mir import infer_binding, near
-from strata.runtime.execute.arrays import check_output, read_array
+from strata.runtime.execute.arrays import check_output, read_array, signature
 from strata.runtime.execute.memory import makers_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def refuse_extra(graph: CompiledGraph, given: Mapping[str, Any]) -> None:
     names = [n for n, _ in graph._inputs]
     for extra in (n for n in given if n not in names):
         raise UnknownNameError(
-            f"{graph.name!r} has no input {extra!r}; the signature is {graph.signature}{near(extra, names)}",
+            f"{graph.name!r} has no input {extra!r}; the signature is {signature(graph)}{near(extra, names)}",
             code="N112", place=here(),
         )  # fmt: skip
 
@@ -59,7 +59,7 @@ def read_input(graph: CompiledGraph, name: str, value: Any, at: int) -> Any:
     kind = graph._inputs[at][1]
     if value is None:
         raise UnknownNameError(
-            f"input {name!r} : {kind} is missing; the signature is {graph.signature}", code="N114", place=here()
+            f"input {name!r} : {kind} is missing; the signature is {signature(graph)}", code="N114", place=here()
         )
     return read_array(name, kind, value, "input")
 

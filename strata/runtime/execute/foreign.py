@@ -30,6 +30,24 @@ def like_first(given: Iterable[Any]) -> Wrap | None:
     return None
 
 
+def as_given(given: Iterable[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+    """Results on the host in the form of the inputs; what is no array of numbers stays as it is."""
+    wrap = like_first(given)
+    if wrap is None:
+        return tuple(results)
+    return tuple([wrap([x])[0] if type(x) is np.ndarray and x.dtype.kind not in "OUS" else x for x in results])
+
+
+def cast_to(value: Any, dtype: np.dtype) -> Any:
+    """An array of a dtype, of the library and on the device that it comes from."""
+    library = type(value).__module__.partition(".")[0]
+    if library == "torch":
+        return value.to(getattr(imported("torch"), dtype.name))
+    if library in _LIBRARIES or hasattr(value, "__resident__"):
+        return value.astype(dtype)
+    return np.asarray(value, dtype)
+
+
 def gathered(
     kinds: Sequence[tuple[str, TensorType]], find: Callable[[str], Any], home: DeviceHome
 ) -> tuple[list[Any], Wrap | None]:

@@ -11,6 +11,7 @@ from strata.core import here, sym
 from strata.errors import OptionError, StrataError
 from strata.mir import Graph
 from strata.runtime.compile.pipeline import CompilePipeline
+from strata.runtime.execute.arrays import signature
 from strata.runtime.execute.compiled import CompiledGraph
 from strata.runtime.execute.rows import ROWS, places, row_obstacles, with_open_rows
 
@@ -62,7 +63,7 @@ def row_mask(compiled: CompiledGraph, name: str, actual: int, upper: int) -> np.
     kind = compiled.inputs.get(name)
     if kind is None or not kind.is_static or upper not in kind.shape:
         raise OptionError(
-            f"run_padded: mask {name!r} is no input with an axis of {upper}; the signature is {compiled.signature}",
+            f"run_padded: mask {name!r} is no input with an axis of {upper}; the signature is {signature(compiled)}",
             code="O408", place=here(),
         )  # fmt: skip
     axis = max(i for i, d in enumerate(kind.shape) if d == upper)

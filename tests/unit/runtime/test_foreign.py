@@ -65,3 +65,36 @@ def test_programs_that_keep_state_give_tensors_that_may_be_written_to() -> None:
         assert total.tolist() == [1.0 + turn] * 2
         count += 100  # the caller's own
         assert c.read("kept").tolist() == [turn + 1.0] * 2
+
+
+def test_loaded_models_give_what_they_are_given() -> None:
+    model = st.onnx.load(st.onnx.export(st.tanh, None, np.ones((2, 3), np.float32)))
+    x = torch.arange(6.0).reshape(2, 3)
+    for _ in range(3):
+        (got,) = model.run({model.inputs[0].name: x})
+        assert type(got) is torch.Tensor
+        torch.testing.assert_close(got, torch.tanh(x))
+        (plain,) = model.run({model.inputs[0].name: x.numpy()})
+        assert type(plain) is np.ndarray
+
+
+def test_models_of_torch_give_what_they_are_given() -> None:
+    module = torch.nn.Linear(3, 2)
+    model = st.torch.load(module, (torch.ones(2, 3),))
+    x = torch.arange(6.0).reshape(2, 3)
+    torch.testing.assert_close(model(x), module(x).detach())
+    np.testing.assert_allclose(model(x.numpy()), module(x).detach().numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_message_names_a_few_of_many_parameters() -> None:
+    g = st.Graph("deep")
+    x = g.input("x", (2, 2))
+    for i in range(9):
+        x = x @ g.param(f"w{i}", (2, 2))
+    g.outputs(x)
+    c = st.Session("cpu").compile(g)
+    c.set_params({f"w{i}": np.eye(2, dtype=np.float32) for i in range(9)})
+    with pytest.raises(st.errors.UnknownNameError, match=r"param w3: f32\[2, 2\], … 5 more parameters\) -> f32"):
+        c.run()
+    assert "w8" in c.signature
+    assert "w8" not in repr(c)

@@ -141,3 +141,32 @@ def test_a_loaded_model_keeps_its_names_and_what_is_not_one_graph_its_nodes() ->
     assert [n.op_type for n in made.graph.node] == ["NonZero", "Size"]
     with pytest.raises(LowerError, match="not one graph"):
         export(model, opset=21)
+
+
+def test_compiled_graphs_and_their_models_are_written_with_their_weights(rng: np.random.Generator) -> None:
+    g = st.Graph("dense")
+    x = g.input("x", (st.sym("n", 1, 8), 3))
+    w = g.param("w", (3, 2))
+    g.outputs(x @ w, x)
+    compiled = st.Session("cpu").compile(g)
+    weights = rng.standard_normal((3, 2), np.float32)
+    compiled.set_param("w", weights)
+    rows = rng.standard_normal((5, 3), np.float32)
+    written = export(compiled)
+    assert [i.name for i in written.graph.input] == ["x"]
+    np.testing.assert_allclose(load(written).run(x=rows)[0], rows @ weights, rtol=1e-6)
+    model = st.models.Model(compiled, ("product", "same"))
+    named = export(model)
+    assert [o.name for o in named.graph.output] == ["product", "same"]
+    other = load(export(compiled, params={"w": 2 * weights}))
+    np.testing.assert_allclose(other.run(x=rows)[0], rows @ (2 * weights), rtol=1e-6)
+
+
+def test_a_model_of_torch_is_written(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+    size = {0: torch.export.Dim("batch", max=64)}
+    written = export(st.torch.load(module, (torch.ones(2, 4),), dynamic_shapes=(size,)))
+    rows = rng.standard_normal((7, 4), np.float32)
+    want = module(torch.from_numpy(rows)).detach().numpy()
+    np.testing.assert_allclose(load(written).run({written.graph.input[0].name: rows})[0], want, rtol=1e-5, atol=1e-6)
