@@ -26,7 +26,7 @@ from strata.lir.fused import MAX_DEPTH, MOST_OPS, FusionGroup, KernelOf, beyond_
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_generated, is_inline_constant, is_leaf, traits
-from strata.lir.views import keeps_runs, view_strides
+from strata.lir.views import has_runs, keeps_runs, turns, view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value, fixed_values
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class _Grouper:
                 strict = not reading.lowers or id(user) in self.reads_views
                 if matrix is user and strict and spacing.strides and spacing.strides[-1] != 1:
                     return f"{matrix.op.name} cannot read it in place: its rows are not contiguous"
-                if reading.slides and user.inputs[0] == value and not _has_runs(value):
+                if reading.slides and user.inputs[0] == value and not has_runs(value):
                     return f"{matrix.op.name} reads runs along its last axis"
                 if reading.slides and len({self._base(x) for x in user.inputs[:2]}) < len(user.inputs[:2]):
                     return f"{matrix.op.name} reads images and weights from buffers of their own"
@@ -217,8 +217,9 @@ class _Grouper:
             behind = value in self.products or value in self.sliding
             if behind and matrix is None and not self._is_epilogue(user, value):
                 return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
-            across = _turns(user) and typical(value.type.size) >= MANY
-            if across and ((what.reduces and not what.contracts) or self._is_put_together(value)):
+            across = matrix is None and turns(user)
+            across = across and ((what.reduces and not what.contracts) or self._is_put_together(value))
+            if across and (typical(value.type.size) >= MANY or self._is_summed(user)):
                 return f"{user.op.name} reads it across its rows"
             again = not reading.reduces and not reading.updates and self._repeats(value, user)
             again = again and not (user.op.name == "concat" and len(users) == 1 and self._is_only_moved(user))
@@ -262,6 +263,18 @@ class _Grouper:
                 return True
             if moves or x.node.op.elementwise:
                 stack += [y for y in x.node.inputs if y.type.size == x.type.size or moves]
+        return False
+
+    def _is_summed(self, node: Node) -> bool:
+        """Whether floats are summed up behind a node before they are stored. The order of the sum follows from what it
+        reads, so that no size may decide whether that is stored."""
+        stack, seen = [node], 0
+        while stack and seen < 32:
+            value, seen = Value(stack.pop(), 0), seen + 1
+            readers = self.users[value] if value not in self.stored and value.dtype.is_inexact else []
+            if any(what.reduces or what.scans or what.contracts for what in map(self._traits, readers)):
+                return True
+            stack += readers
         return False
 
     def _is_only_moved(self, node: Node) -> bool:
@@ -570,18 +583,6 @@ def _stays_in_place(node: Node, x: Value) -> bool:
     if node.op.elementwise:
         return x.shape == out
     return node.op.name == "reshape" and [d for d in x.shape if d != 1] == [d for d in out if d != 1]
-
-
-def _turns(node: Node) -> bool:
-    """Whether an op moves the last axis to another place."""
-    order: tuple[int, ...] = getattr(node.op, "perm", ()) if node.op.name == "transpose" else ()
-    return len(order) > 0 and order[-1] != len(order) - 1
-
-
-def _has_runs(value: Value) -> bool:
-    """Whether a view has the elements of its last axis next to each other."""
-    spacing = view_strides(value)
-    return spacing is not None and (spacing.strides[-1] == 1 or value.shape[-1] == 1)
 
 
 def _learned_numbers(users: Mapping[Value, Sequence[Node]]) -> set[Value]:

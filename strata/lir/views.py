@@ -76,6 +76,18 @@ def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
     return Spacing(start, strides)
 
 
+def turns(node: Node) -> bool:
+    """Whether an op moves the last axis to another place."""
+    order: tuple[int, ...] = getattr(node.op, "perm", ()) if node.op.name == "transpose" else ()
+    return len(order) > 0 and order[-1] != len(order) - 1
+
+
+def has_runs(value: Value) -> bool:
+    """Whether a view has the elements of its last axis next to each other."""
+    spacing = view_strides(value)
+    return spacing is not None and (spacing.strides[-1] == 1 or value.shape[-1] == 1)
+
+
 def keeps_runs(value: Value, products: Mapping[Value, Node]) -> bool:
     """Whether the rows or the columns of a matmul lie one after the other where it has been moved to.
 

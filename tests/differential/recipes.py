@@ -25,6 +25,12 @@ def gram(space: Any, x: Any, turned: bool) -> Any:
     return space.matmul(y, x) if turned else space.matmul(x, y)
 
 
+def attended(space: Any, x: Any) -> Any:
+    """Rows that attend to each other."""
+    scores = space.matmul(x, space.swapaxes(x, -1, -2)) * 0.3
+    return space.matmul(space.softmax(scores, axis=-1), x)
+
+
 def inner(space: Any, x: Any, subscripts: str) -> Any:
     return space.einsum(subscripts, x, x)
 

@@ -286,5 +286,20 @@ REGRESSIONS: dict[str, Program] = {
             at_op("fake_quantize_lsq_backward_scale", 3, bits=4, axis=None, gradient_factor=True)
         ],
     ),
+    "a weight that a few rows do not read packed": program(
+        leaf(f64, 8, "n"), leaf(f64, 8, 9, param=True), n=5,
+        steps=[exact("swapaxes", V[0], 0, 1), Step("matmul", (V[2], V[1]))],
+    ),
+    "attention of what is put together": program(
+        leaf(f32, "n", 8, 16), n=13, steps=[
+            Step("multiply", (V[0], 0.5)), exact("concat", [V[0], V[1]], 0), Step("use:attended", (V[2],)),
+        ],
+    ),
+    "a sum over what is put together and turned": program(
+        leaf(f32, "n", 160), n=5, steps=[
+            Step("multiply", (V[0], 0.5)), exact("concat", [V[0], V[1]], 1), exact("reshape", V[2], (-1, 2, 8)),
+            exact("transpose", V[3], (2, 1, 0)), Step("sum", (V[4],), (("axis", (0, 2)),)),
+        ],
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

@@ -136,13 +136,7 @@ def _or_along(usage: MatmulUsage, matrix: MatrixKernel, few: Dim, target: Target
     lowered = lower(along_kernel(matrix).renamed("kernel_few"), target)
     emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
     loops = _loops_of(lowered)
-    many = 1 - few
-    return replace(
-        usage,
-        points=usage.points * many,
-        pack_points=usage.pack_points * many,
-        few=replace(loops, points=loops.points * few),
-    )
+    return replace(usage, taken=usage.taken * (1 - few), few=replace(loops, points=loops.points * few))
 
 
 def _or_single(usage: Usage, kernel: Kernel, where: Dim, target: Target, module: IrModule) -> Usage:

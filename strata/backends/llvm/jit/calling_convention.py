@@ -82,7 +82,7 @@ class MatmulUsage:
         1  # points that may be handed out together where there are few threads: they are then done in one pass
     )
     few: LoopUsage | None = None
-    taken: Dim = 1  # 1 where this one runs, 0 where the other one does
+    taken: Dim = 1  # 1 where this one runs, 0 where another one or `few` does; weights may be packed before
     other: MatmulUsage | None = None
 
     def grain(self, threads: int) -> int:
