@@ -18,6 +18,9 @@ from strata.models.weights import Weights, read_json, without_prefix
 
 PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.", "bert.", "distilbert.",
             "transformer.")  # fmt: skip
+LARGEST = 1e30  # of an alpha
+LONGEST = 256  # letters of a pattern, and of the end of a name that it is compared with
+_SLOW = re.compile(r"[*+?}][^()]*\)+[*+{]")  # a repeated group with a repetition in it takes exponential time
 _PART = re.compile(r"(.*)\.lora_([AB])(?:\.default)?\.weight\Z")
 
 
@@ -72,15 +75,21 @@ def _change(name: str, pair: Mapping[str, np.ndarray], settings: Mapping[str, An
         raise FileError(f"adapter: the parts of {name!r} do not fit: {shapes}", code="F142")
     rank = a.shape[0]
     alpha = _pattern(settings.get("alpha_pattern"), name, settings.get("lora_alpha", 8))
-    if not isinstance(alpha, (int, float)) or rank < 1:
-        raise FileError(f"adapter: lora_alpha {alpha!r} with rank {rank} gives no scale", code="F140")
+    if type(alpha) not in (int, float) or not abs(alpha) < LARGEST or rank < 1:
+        raise FileError(f"adapter: lora_alpha {alpha!r:.60} with rank {rank} gives no scale", code="F140")
     return LowRank(a, b, float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank))
 
 
 def _pattern(patterns: Any, name: str, default: Any) -> Any:
     """What a pattern says of a module; patterns match the ends of names."""
     for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        if re.search(rf"(^|\.)(?:{pattern})\Z", name):
+        if _SLOW.search(pattern) or len(pattern) > LONGEST:
+            raise FileError(f"adapter: the pattern {pattern!r:.60} is too long, or repeats what repeats", code="F140")
+        try:
+            found = re.search(rf"(^|\.)(?:{pattern})\Z", name[-LONGEST:])
+        except (re.error, OverflowError, RecursionError):
+            raise FileError(f"adapter: the pattern {pattern!r:.60} cannot be read", code="F140") from None
+        if found:
             return value
     return default
 
@@ -90,7 +99,7 @@ def turned_rows(adapter: Adapter, heads: Mapping[str, int]) -> Adapter:
     changes = dict(adapter.changes)
     for name, change in adapter.changes.items():
         count = heads.get(name.rpartition(".")[2])
-        if count is not None:
+        if count is not None and change.b.shape[0] % (2 * count) == 0:  # others are refused where they are applied
             b = change.b.reshape(count, 2, -1, change.b.shape[1]).swapaxes(1, 2).reshape(change.b.shape)
             changes[name] = replace(change, b=np.ascontiguousarray(b))
     return Adapter(changes, adapter.replaced)

@@ -14,7 +14,7 @@ from tests.fuzz.mutate.machine import Machine
 from tests.fuzz.mutate.worker import attempt, generator
 
 ENDLESS = 100.0  # seconds of a core: what never ends is found, how fast the rest is says `python -m tests.fuzz.mutate`
-COUNTS = {"kernel": 60, "onnx": 150, "config": 120, "graph": 150, "tokenizer": 100}
+COUNTS = {"kernel": 60, "onnx": 150, "config": 120, "graph": 150, "tokenizer": 100, "family": 60}
 
 
 @pytest.mark.parametrize("name", FORMATS)

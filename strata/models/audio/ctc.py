@@ -11,9 +11,9 @@ import numpy as np
 
 from strata.arguments import own_checks
 from strata.core import Table
-from strata.errors import OptionError, ShapeError, UnknownNameError
+from strata.errors import FileError, OptionError, ShapeError, UnknownNameError
 from strata.mir import Value
-from strata.models.audio.sound import as_samples
+from strata.models.audio.sound import RATES, as_samples
 from strata.models.audio.transcribe import Segment, Transcript
 from strata.models.base import Model, compile_built
 from strata.models.numbers import whole
@@ -43,8 +43,11 @@ class CtcSettings:
         prepared, letters = found("preprocessor_config.json"), found("vocab.json")
         if letters and all(isinstance(v, dict) for v in letters.values()):  # of several languages
             letters = next(iter(letters.values()))
+        rate = whole(prepared, "sampling_rate", 16000)
+        if rate not in RATES:
+            raise FileError(f"preprocessor_config.json has sampling_rate = {rate}, which is none of sound", code="F140")
         return cls(
-            whole(prepared, "sampling_rate", 16000), bool(prepared.get("do_normalize", True)),
+            rate, bool(prepared.get("do_normalize", True)),
             bool(prepared.get("return_attention_mask", settings.get("feat_extract_norm") == "layer")),
             whole(settings, "pad_token_id", 0, least=0),
             {whole(letters, letter, least=0): letter for letter in letters},

@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from strata.errors import FileError
+from strata.models.audio.sound import RATES
 from strata.models.numbers import whole
 from strata.models.weights import read_json
+
+LONGEST = 1 << 16  # samples of a window
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,16 @@ class MelSettings:
         found: dict[str, Any] = {}
         if (folder / "preprocessor_config.json").exists():
             found = read_json(folder / "preprocessor_config.json")
-        return cls(
+        made = cls(
             whole(found, "feature_size", bands), whole(found, "sampling_rate", 16000), whole(found, "n_fft", 400),
             whole(found, "hop_length", 160),
         )  # fmt: skip
+        if made.bands != bands or max(made.window, made.hop) > LONGEST or made.rate not in RATES:
+            raise FileError(
+                f"preprocessor_config.json has {made.bands} bands, windows of {made.window} samples, {made.hop} apart, "
+                f"at {made.rate} Hz; the model has {bands} bands", code="F140",
+            )  # fmt: skip
+        return made
 
     @cached_property
     def filters(self) -> np.ndarray:

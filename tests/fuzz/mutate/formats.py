@@ -21,6 +21,8 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "hir": ("texts", "Modules", ()),
     "npz": ("weights", "Npz", ()),
     "packed": ("packed", "Packed", ()),
+    "adapter": ("adapters", "Adapters", ()),
+    "family": ("families", "Families", ()),
 }
 
 

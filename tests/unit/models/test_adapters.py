@@ -12,6 +12,7 @@ import pytest
 from strata.errors import FileError, OptionError, UnknownNameError
 from strata.io import quantized_tensor, save_gguf, save_safetensors
 from strata.models import load
+from strata.models.adapters import load_adapter, turned_rows
 from tests.unit.models.random_models import random_model, reference_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -175,3 +176,27 @@ def test_adapters_change_places(tmp_path: Path, rng: np.random.Generator) -> Non
     table = parts(2, {"input_layernorm": (64, 64)})
     with pytest.raises(FileError, match="the weight is"):
         load(tmp_path / "model").adapted({"one": _write(tmp_path / "three", table)}).run(input_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lora_alpha": 10**400}, "gives no scale"),
+        ({"lora_alpha": True}, "gives no scale"),
+        ({"alpha_pattern": {"q_proj[": 3}}, "cannot be read"),
+        ({"alpha_pattern": {"(a+)+": 3}}, "repeats what repeats"),
+    ],
+)
+def test_settings_that_make_no_sense(tmp_path: Path, settings: dict[str, Any], told: str) -> None:
+    at = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    parts = {f"{at}A.weight": np.ones((4, 8), np.float32), f"{at}B.weight": np.ones((9, 4), np.float32)}
+    folder = _write(tmp_path / "adapter", parts, **settings)
+    with pytest.raises(FileError, match=told):
+        load_adapter(folder)
+
+
+def test_rows_that_do_not_pair_are_left_to_be_refused(tmp_path: Path) -> None:
+    at = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    parts = {f"{at}A.weight": np.ones((4, 8), np.float32), f"{at}B.weight": np.ones((9, 4), np.float32)}
+    found = load_adapter(_write(tmp_path / "adapter", parts))
+    assert turned_rows(found, {"q_proj": 4}).changes["layers.0.self_attn.q_proj"].b.shape == (9, 4)

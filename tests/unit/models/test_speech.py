@@ -75,6 +75,13 @@ def test_files_that_are_no_sound(tmp_path: Path) -> None:
         as_samples(np.zeros((2, 3, 4)), 16000)
 
 
+@pytest.mark.parametrize("setting", [{"feature_size": 81}, {"n_fft": 1 << 30}, {"sampling_rate": 1 << 30}])
+def test_settings_of_features_that_make_no_sense(setting: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(setting), "utf-8")
+    with pytest.raises(FileError, match="the model has 80 bands"):
+        MelSettings.from_folder(tmp_path, 80)
+
+
 def test_features_are_those_of_the_formula(rng: np.random.Generator) -> None:
     """Against a plain loop in f64."""
     settings, samples = MelSettings(bands=20), rng.standard_normal(1600).astype(np.float32)
