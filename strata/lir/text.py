@@ -232,10 +232,12 @@ class _PlanReader:
             birth, _, death = (detail or "").partition("..")
             lives = self._number(birth), self._number(death)
             return LirBuffer(_plain(match["name"]), kind, role, None, *lives, match["alias"])
-        if role == "constant":
-            self.constants.append(self._array(match["node"] or "", kind))
         numbered = role in ("result", "constant")
         key = self._number(detail or "") if numbered else None if detail is None else _plain(detail)
+        if role == "constant":
+            if key != len(self.constants):
+                raise self.fail(f"constant {key} comes where constant {len(self.constants)} is expected")
+            self.constants.append(self._array(match["node"] or "", kind))
         return LirBuffer(_plain(match["name"]), kind, role, key)
 
     def _number(self, text: str) -> int:

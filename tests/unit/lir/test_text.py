@@ -87,6 +87,19 @@ def test_errors_name_the_line():
         parse_module(text + "\nlir @twice target host {\n}\n")
 
 
+def test_constants_are_numbered_as_they_come() -> None:
+    """A number that is not its own would name another array, or none."""
+    g = Graph("two")
+    x = g.input("x", f32[3])
+    tables = [g.constant(np.arange(3, dtype=np.float32) + i) for i in range(2)]
+    text = show_module(CompilePipeline("cpu").compile(g.outputs(x * tables[0], *tables)).lir)
+    assert "constant 0 node" in text
+    assert "constant 1 node" in text
+    for old, new in (("constant 0 node", "constant 65536 node"), ("constant 1 node", "constant 0 node")):
+        with pytest.raises(ParseError, match=r"constant \d+ comes where constant \d is expected"):
+            parse_module(text.replace(old, new))
+
+
 def test_names_that_no_file_can_hold_are_refused() -> None:
     """Half of a surrogate pair has no bytes: neither keys nor files could be made of it."""
     lone = "\ud800"
