@@ -17,7 +17,7 @@ help:
 	@echo "bench   measure against the installed peers"
 	@echo "fuzz    property tests, long, every sample between guard pages, then COUNT random graphs, programs on every path, mutants of every format and state histories from SEED"
 	@echo "torture the disk cache, threads and forks under attack, for a long time"
-	@echo "docs    write docs/api.md, check links, run the code of every page"
+	@echo "docs    run the example of every public name, write docs/api.md and docs/reference, check links, run the code of every page"
 	@echo "site    the documentation as web pages, in build/site"
 	@echo "onnx    run the conformance suite of ONNX and write docs/onnx.md"
 	@echo "clean   remove .venv, caches and build output"
@@ -96,8 +96,9 @@ torture: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/torture --torture
 
 docs: $(VENV)/.dev
+	$(BIN)/python docs/reference.py
 	$(BIN)/python docs/check.py
-	$(BIN)/python -m pytest -q tests/api/test_docs.py tests/api/test_readme.py tests/guides
+	$(BIN)/python -m pytest -q tests/api/test_docs.py tests/api/test_examples.py tests/api/test_readme.py tests/guides
 
 site: $(VENV)/.site
 	$(BIN)/python docs/site.py

@@ -1,6 +1,6 @@
-"""Documentation: runs the code of pages, checks their links, writes docs/api.md from docstrings.
+"""Documentation: runs the code of pages and checks their links.
 
-    python docs/check.py            write docs/api.md and the site's table of pages, then check every page
+    python docs/check.py            write the site's table of pages and the manual page, then check every page
     python docs/check.py PAGE...    run the code of these pages and show what it prints
     python docs/check.py --compare PAGE...   exit code 1 where that is not what the pages show
     python docs/check.py --update PAGE...    and write it into the pages; read the diff
@@ -169,9 +169,13 @@ def headings(page: Path) -> set[str]:
 
 API_HEAD = """# Public names
 
-Made from docstrings by `make docs`; a test fails when a public name has no docstring or is missing here. What
-`strata.__all__` lists is on this page. Functions on tensors (`st.softmax(x)`, `x.softmax()`) and on values of a graph
-(`st.ops.softmax(v)`) carry the names of the [ops](ops.md).
+Made from docstrings by `make docs`; a test fails when a public name has no docstring, no example, or is missing here.
+What `strata.__all__` lists is on this page. [Functions of tensors](reference/functions.md) (`st.softmax(x)`,
+`x.softmax()`, and `st.ops.softmax(v)` on values of a graph), the [Array API](reference/xp.md), [layers and
+optimisers](reference/nn.md), [blocks, transforms and passes](reference/compiler.md), [running, caches and
+settings](reference/runtime.md), [files](reference/files.md), [models](reference/models.md), [ONNX Runtime's
+interface](reference/ort.md) and [errors](reference/errors.md) have pages of their own. Each example starts after this
+one.
 """
 SECTIONS = {
     "strata.tensor": "Tensors and functions", "strata.mir": "Graphs", "strata.texts": "Texts",
@@ -200,7 +204,8 @@ def api_page() -> str:
     for name, title in NAMESPACES.items():
         module = importlib.import_module(f"strata.{name}")
         parts.append(f"## {title}: `strata.{name}`\n")
-        parts += [_entry(n, getattr(module, n), n) for n in module.__all__]
+        entries = (_entry(n, getattr(module, n), n) for n in module.__all__)
+        parts += [entry.replace("### `", f"### `st.{name}.", 1) for entry in entries]  # names of two modules are alike
     parts.append("## Modules\n")
     rows = []
     for name in strata._MODULES:
@@ -215,7 +220,7 @@ def _entry(name: str, thing: Any, own: str) -> str:
     if not (inspect.isclass(thing) or callable(thing) or inspect.ismodule(thing)) or type(thing).__name__ == "DType":
         return f"- `{name}`: {_plain(thing)}"
     doc = inspect.getdoc(thing) or ""
-    lines = [f"### `{name}{_signature(thing)}`\n", doc, ""]
+    lines = [f"### `{name}`\n", f"`{name}{_signature(thing)}`\n", doc, ""]
     if inspect.isclass(thing) and not issubclass(thing, tuple):
         for method, function in inspect.getmembers(thing, lambda m: inspect.isfunction(m) or isinstance(m, property)):
             described = inspect.getdoc(function)
@@ -260,7 +265,7 @@ TABS = {
     "Start": ("quickstart.md", "gallery.md"),
     "Guides": ("guides/",),
     "Concepts": ("concepts/",),
-    "Reference": ("cli.md", "api.md", "ops.md", "numerics.md", "onnx.md", "stability.md"),
+    "Reference": ("cli.md", "api.md", "reference/", "ops.md", "numerics.md", "onnx.md", "stability.md"),
     "Errors": ("errors/",),
     "Benchmarks": ("benchmarks.md", "benchmarks-gpu.md", "training.md", "comparison.md"),
     "Design": ("design/",),
@@ -328,7 +333,6 @@ def main(argv: list[str]) -> int:
                 state = "" if block.expected is None else "   ok" if agrees(block.expected, printed) else "   DIFFERS"
                 print(f"--- {page}:{block.line}{state}\n{printed}", end="")
         return 0
-    (ROOT / "docs/api.md").write_text(api_page(), "utf-8")
     (ROOT / "mkdocs.yml").write_text(site_config(), "utf-8")
     from strata.cli.shell.manual import page as manual_page
 

@@ -16,6 +16,7 @@ import ast
 import base64
 import functools
 import html
+import inspect
 import json
 import os
 import re
@@ -32,7 +33,7 @@ BUILD = ROOT / "build"
 STAGED, SITE = BUILD / "docs", BUILD / "site"
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCED = re.compile(r"(^```.*?^```[ \t]*$)", re.DOTALL | re.MULTILINE)
-HEADING = re.compile(r"^### `(\w+)\b.*$", re.MULTILINE)
+HEADING = re.compile(r"^### `([\w.]+)\b.*$", re.MULTILINE)
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>
 :root {{ color-scheme: light dark }} body {{ font: 14px system-ui, sans-serif; margin: 1rem auto; max-width: 75rem }}
 pre {{ font: 13px/1.45 ui-monospace, monospace; counter-reset: line }} a {{ color: #4477cc }}
@@ -51,8 +52,9 @@ def stage() -> None:
     shutil.rmtree(STAGED, ignore_errors=True)
     shutil.copytree(ROOT / "docs", STAGED, ignore=shutil.ignore_patterns("*.py", "__pycache__", "strata.1"))
     titles = [notebook_page(path) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    api = STAGED / "api.md"
-    api.write_text(with_sources(api.read_text("utf-8")), "utf-8")
+    for page, up in [(STAGED / "api.md", "../"), *((p, "../../") for p in (STAGED / "reference").glob("*.md"))]:
+        text = with_sources(page.read_text("utf-8"))
+        page.write_text(text.replace("[source](", f"[source]({up}"), "utf-8")
     shown: set[Path] = set()
     for page in sorted(STAGED.rglob("*.md")):
         parts = FENCED.split(page.read_text("utf-8"))
@@ -103,16 +105,28 @@ def source_page(path: Path) -> None:
 
 
 def with_sources(text: str) -> str:
-    """The page of names with a link from each heading to where it is defined."""
+    """A page of names with a link from each heading to where it is defined."""
+    return HEADING.sub(lambda m: m[0] if (found := source_of(m[1])) is None else f"{m[0]}\n\n[source]({found})", text)
+
+
+def source_of(name: str) -> str | None:
+    """The file and line of a public name, which a page writes as `jit`, `st.sin` or `st.nn.Linear`."""
     import strata
+    import strata.ops
+    from strata.mir import METHODS
 
-    def after(match: re.Match[str]) -> str:
-        module, name = strata._TABLE.get(match[1], ("", ""))
-        modules = [module] if module else ["strata.torch", "strata.serving", "strata.distributed"]
-        found = next(filter(None, (defined(m, name or match[1]) for m in modules)), None)
-        return match[0] if found is None else f"{match[0]}\n\n[source](../{found[0]}#L{found[1]})"
-
-    return HEADING.sub(after, text)
+    address, _, own = name.removeprefix("st.").rpartition(".")
+    if not address and own in strata._TABLE:
+        found = defined(*strata._TABLE[own])
+    elif not address and own in METHODS:
+        function = inspect.unwrap(METHODS[own])
+        file = Path(inspect.getsourcefile(function) or "").resolve()
+        found = (file.relative_to(ROOT).as_posix(), function.__code__.co_firstlineno) if ROOT in file.parents else None
+    else:
+        first, _, rest = address.partition(".")
+        module, inner = strata._TABLE.get(first, ("strata", first))
+        found = defined(f"{module}.{inner}.{rest}".rstrip("."), own)
+    return None if found is None else f"{found[0]}#L{found[1]}"
 
 
 @functools.cache

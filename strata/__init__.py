@@ -108,4 +108,5 @@ def _operation(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *dir(imported("strata.tensor"))})
+    imported("strata.tensor")  # and with it the functions of ops
+    return sorted({*__all__, *imported("strata.mir").METHODS})

@@ -35,7 +35,7 @@ graph = helper.make_graph(nodes, "own", [helper.make_tensor_value_info("x", 1, [
 onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), "own.onnx")
 """
 TERMINAL = """<!doctype html><meta charset="utf-8"><body style="background:#16191d;color:#d7dae0;margin:1rem">
-<pre style="font:13px/1.35 'DejaVu Sans Mono',monospace">{text}</pre>"""
+<pre style="white-space:pre-wrap;font:13px/1.35 'DejaVu Sans Mono',monospace">{text}</pre>"""
 
 
 class Visit:

@@ -25,7 +25,7 @@ from strata.mir import Graph, Node, Op, run_op
 Arrays = Sequence[np.ndarray]
 Entry = Callable[[Sequence[Any], Mapping[int, DeviceArray] | None], list[DeviceArray] | None]
 # (step, begin, end, spans of threads as (thread, begin, end), reader of buffers by name); times in nanoseconds
-Tell = Callable[[int, int, int, Sequence[tuple[int, int, int]], Callable[[str], np.ndarray]], None]
+Tell = Callable[[int, int, int, Sequence[tuple[int, int, int]], Callable[[str], np.ndarray | None]], None]
 
 
 class Executable(ABC):

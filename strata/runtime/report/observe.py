@@ -18,12 +18,23 @@ class Observer(Protocol):
     def begin(self, compiled: CompiledGraph, binding: Mapping[str, int], arrays: Sequence[np.ndarray]) -> None: ...
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
-        """After step `at`: times in nanoseconds, spans of threads (thread, begin, end), a reader of buffers."""
+        """After step `at`: times in nanoseconds, spans of threads (thread, begin, end), a reader of buffers.
+
+        The reader gives None of a weight that a backend keeps in a form of its own: `operand` then looks it up."""
 
     def end(self, compiled: CompiledGraph, begin: int, end: int) -> None: ...
 
 
 OBSERVERS: list[Observer] = []  # runs look at this list only; it is empty unless a block asks for observation
+
+
+def operand(compiled: CompiledGraph, name: str, read: Any) -> np.ndarray | None:
+    """What a step reads: the buffer, or a parameter as it was given; None of what was computed from one and packed."""
+    array = read(name)
+    buffer = compiled._lir.buffer(name)
+    if array is None and buffer.role == "param":
+        return np.asarray(compiled._param_values[str(buffer.key)])
+    return array
 
 
 def run_observed(

@@ -24,7 +24,7 @@ import numpy as np
 from strata.core import as_dtype, here, new_lock
 from strata.errors import FileError, OptionError
 from strata.lir import Step
-from strata.runtime.report.observe import OBSERVERS
+from strata.runtime.report.observe import OBSERVERS, operand
 
 if TYPE_CHECKING:
     from strata.runtime.execute.compiled import CompiledGraph
@@ -76,7 +76,11 @@ class Tracer:
         if self._values:
             # what was read may have been written over since: ranges are taken when a value is made
             known: dict[str, Any] = self._run.ranges
-            inputs = {n: known[n] if n in known else known.setdefault(n, range_of(read(n))) for n in step.read_buffers}
+            for name in step.read_buffers:
+                array = None if name in known else operand(compiled, name, read)
+                if array is not None:
+                    known[name] = range_of(array)
+            inputs = {name: known[name] for name in step.read_buffers if name in known}
             outputs = {n: range_of(read(n)) for n in step.outputs}
             known.update(outputs)
             args = {**args, "inputs": inputs, "outputs": outputs}

@@ -12,7 +12,7 @@ import numpy as np
 from strata.core import Place
 from strata.errors import RunError, StrataError
 from strata.mir import Graph, Input, Node, Param, Value, infer_binding, leaf_name, run_node
-from strata.runtime.report.observe import OBSERVERS
+from strata.runtime.report.observe import OBSERVERS, operand
 
 if TYPE_CHECKING:
     from strata.runtime.execute.compiled import CompiledGraph
@@ -45,7 +45,8 @@ class _Watcher:
 
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
         step = compiled._lir.schedule[at]
-        if any(self._is_bad(read(name), [read(n) for n in step.read_buffers]) for name in step.outputs):
+        given = [a for a in (operand(compiled, name, read) for name in step.read_buffers) if a is not None]
+        if any(self._is_bad(read(name), given) for name in step.outputs):
             self._search(compiled, step.label)
 
     def end(self, compiled: CompiledGraph, begin: int, end: int) -> None:

@@ -151,6 +151,25 @@ def test_values_in_a_trace(tmp_path):
     assert not any("inputs" in e.get("args", {}) for e in json.loads((tmp_path / "plain.json").read_text()))
 
 
+def test_values_of_weights_that_are_packed(tmp_path):
+    """A parameter of which only the packed form is kept, and one that is computed from it, are no obstacle."""
+    g = Graph("packed")
+    x, w, v = g.input("x", (64, 64)), g.param("w", (64, 64)), g.param("v", (32, 64))
+    compiled = Session("cpu").compile(g.outputs(ops.relu(x @ w) @ ops.exp(v).T))
+    weights = np.random.default_rng(0).uniform(-2, 3, (64, 64)).astype(np.float32)
+    compiled.set_params({"w": weights, "v": weights[:32]})
+    ones = np.ones((64, 64), np.float32)
+    with st.trace(tmp_path / "w.json", values=True), st.watch_finite():
+        (found,) = compiled.run(x=ones)
+    events = [e for e in json.loads((tmp_path / "w.json").read_text()) if "inputs" in e.get("args", {})]
+    read = next(e["args"]["inputs"]["w"] for e in events if "w" in e["args"]["inputs"])
+    assert read == {"type": "f32[64, 64]", "min": float(weights.min()), "max": float(weights.max())}
+    np.testing.assert_array_equal(found, compiled.run(x=ones)[0])
+    compiled.set_param("w", np.full((64, 64), np.inf, np.float32))
+    with st.watch_finite():  # the weight is to blame, and no op
+        compiled.run(x=ones)
+
+
 def test_attention_says_how_it_masks(tmp_path):
     g = Graph("attend")
     q, k, v = (g.input(n, (1, 2, 64, 16)) for n in "qkv")

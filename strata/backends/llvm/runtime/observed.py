@@ -13,6 +13,7 @@ from strata.backends.base import Arrays, Tell
 from strata.backends.llvm.ir.status import check
 from strata.backends.llvm.runtime.calls import ProgramCall
 from strata.core import new_lock
+from strata.lir import KEPT
 
 if TYPE_CHECKING:
     from strata.backends.llvm.runtime.executable import CpuExecutable
@@ -41,7 +42,9 @@ def run_observed(
     call.place(executable.output_regions, outputs)
     values = executable.named_arrays(inputs, outputs)
 
-    def read(name: str) -> np.ndarray:
+    def read(name: str) -> np.ndarray | None:
+        if executable.lir.buffer(name).role in KEPT and name not in values:
+            return None  # a weight of which only the packed form is kept
         return executable.array(name, values, bound, arena, binding)
 
     events = (ctypes.c_int64 * (2 + 4 * MOST_EVENTS))(0, MOST_EVENTS)
