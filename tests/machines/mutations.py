@@ -137,7 +137,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         machine("CompiledGraphMachine"),
     ),
     Mutation(
-        "sizes-of-parameters-unchecked", COMPILED,
+        "sizes-of-parameters-unchecked", "strata/runtime/execute/feeds.py",
         "binding = infer_binding({**shapes, **given})",
         "binding = {**infer_binding(given), **infer_binding(shapes)}",
         machine("CompiledGraphMachine", 400),
