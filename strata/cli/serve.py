@@ -10,12 +10,14 @@ from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Final
 
 from strata.cli import show
 from strata.cli.parser import Mistake
 from strata.cli.programs import kind_of
 from strata.config import api_key, using
+
+SWITCH_SECONDS: Final = 5e-4  # that a busy thread may keep the interpreter: a request goes through several threads
 
 
 def serve(options: Namespace) -> None:
@@ -65,6 +67,7 @@ def serve(options: Namespace) -> None:
         _more_files()
         gc.freeze()  # nor is it looked through again while requests wait
         gc.enable()
+        sys.setswitchinterval(SWITCH_SECONDS)
         if options.log != "none":
             log_requests(options.log)
         _until_a_signal(server, next(iter(loaded)), options)

@@ -18,6 +18,7 @@ from strata.serving.api.requests import (
     ChatRequest,
     EmbeddingRequest,
     TextRequest,
+    check_count,
     parse_options,
     parse_tools,
 )
@@ -63,6 +64,7 @@ def parse_chat(body: Any) -> OllamaRequest:
     found = fields.any("messages")
     if not isinstance(found, list) or not found:
         raise wrong(f"messages is a list of messages that is not empty, got {shown(found)}", "messages")
+    check_count(found, "messages")
     tools = parse_tools(fields.any("tools", []))
     fields.finish()
     messages = tuple(_message(i, m) for i, m in enumerate(found))

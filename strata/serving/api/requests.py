@@ -18,6 +18,7 @@ MOST_BIASES: Final = 1024
 MOST_PROMPTS: Final = 128
 MOST_TOP: Final = 20
 MOST_TOOLS: Final = 128
+MOST_MESSAGES: Final = 2048
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 # of a message, what clients send back because they were given it
 IGNORED_IN_MESSAGES: Final = ("refusal", "annotations", "audio", "reasoning", "reasoning_content", "function_call")
@@ -313,7 +314,14 @@ def parse_chat(body: Any) -> ChatRequest:
 def parse_messages(found: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(found, list) or not found:
         raise wrong(f"messages is a list of messages that is not empty, got {shown(found)}", "messages")
+    check_count(found, "messages")
     return tuple(_message(i, m) for i, m in enumerate(found))
+
+
+def check_count(found: Sequence[Any], name: str) -> None:
+    """Refuse a chat that is longer than any, before its template is filled in."""
+    if len(found) > MOST_MESSAGES:
+        raise wrong(f"{name} is a list of up to {MOST_MESSAGES}, got {len(found)}", name, "array_above_max_length")
 
 
 def _message(at: int, found: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from strata.serving.api.requests import (
     MOST_TOP,
     AnswerFormat,
     ChatRequest,
+    check_count,
     content_text,
     parse_choice,
     parse_format,
@@ -52,6 +53,7 @@ def parse_response(body: Any, remembered: Mapping[str, Any] | None = None) -> Re
                 f"there is no response {previous!r}", "previous_response_id", "previous_response_not_found"
             )  # fmt: skip
         items = [*remembered["items"], *items]
+    check_count(items, "input")
     text = Fields(fields.any("text", {}), "text")
     form = parse_format(text.any("format", {"type": "text"}), "text.format")
     text.name("verbosity")

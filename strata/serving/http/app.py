@@ -27,6 +27,9 @@ from strata.serving.service import PATHS, Job, Service
 
 MOST_ITEMS: Final = 1 << 20  # commas of a body: lists of numbers and objects take more memory than texts
 MOST_PREPARING: Final = 512  # requests that wait for a thread that reads them
+MOST_HELD: Final = 256 << 20  # bytes of bodies that have come and are not read yet, of all requests together
+LARGE: Final = 32 << 10  # bytes of a body from which on reading it takes long; others do not wait for it
+LARGE_AT_ONCE: Final = 2
 LINGER: Final = 4  # times the largest body that is thrown away before the connection is closed
 HEARTBEAT: Final = 15.0  # seconds of silence after which a stream says that it is still there
 JSON_LINES: Final = ("/api/chat", "/api/generate")
@@ -65,29 +68,45 @@ async def _unknown(request: Request, error: Exception) -> Response:
 class _Api:
     def __init__(self, service: Service, options: HttpOptions, pool: ThreadPoolExecutor) -> None:
         self._service, self._options, self._pool = service, options, pool
-        self._preparing = 0
+        self._preparing = self._held = 0
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     # ------------------------------------------------------------------------------------------------------- requests
 
     async def post(self, request: Request) -> Response:
-        path = request.url.path
-        loop = asyncio.get_running_loop()
         try:
-            raw = await self._body(request)
-            self._check_room()
-            self._preparing += 1
-            try:
-                job = await loop.run_in_executor(self._pool, self._start, path, raw, request.state.client)
-            finally:
-                self._preparing -= 1
+            job = await self._job(request)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told and the server goes on
             return _refused(refusal(error, self._service.retry_after))
         return _Stream(job, request) if job.stream else await self._whole(job, request)
 
-    def _check_room(self) -> None:
-        if self._preparing >= MOST_PREPARING:
+    async def _job(self, request: Request) -> Job:
+        """A request on its way. Large ones wait for each other, so that threads are left for the rest."""
+        request.state.held = 0  # bytes of it
+        try:
+            raw = await self._body(request)
+            self._check_room(self._preparing < MOST_PREPARING)
+            self._preparing += 1
+            try:
+                if len(raw) < LARGE:
+                    return await self._started(request, raw)
+                async with self._large:
+                    if await request.is_disconnected():
+                        raise ClientDisconnect
+                    return await self._started(request, raw)
+            finally:
+                self._preparing -= 1
+        finally:
+            self._held -= request.state.held
+
+    async def _started(self, request: Request, raw: bytes) -> Job:
+        work = asyncio.get_running_loop().run_in_executor
+        return await work(self._pool, self._start, request.url.path, raw, request.state.client)
+
+    def _check_room(self, there_is: bool) -> None:
+        if not there_is:
             raise Refused(429, "too many requests at once", kind="rate_limit_error", code="rate_limit_exceeded",
                           headers={"Retry-After": str(self._service.retry_after)})  # fmt: skip
 
@@ -108,6 +127,9 @@ class _Api:
                 parts.clear()  # read to its end, so that the client comes to read the answer
             else:
                 parts.append(part)
+                self._held += len(part)
+                request.state.held += len(part)
+                self._check_room(self._held <= MOST_HELD)
         if max(size, known) > most:
             raise _too_large(max(size, known), most)
         return b"".join(parts)
@@ -202,11 +224,14 @@ class _Api:
         return JSONResponse({"version": metadata.version("strata")})
 
     async def show(self, request: Request) -> Response:
+        request.state.held = 0
         try:
             body = json.loads(await self._body(request))
             name = str(body.get("model") or body.get("name")).removesuffix(":latest")
         except (Refused, ValueError, AttributeError, RecursionError, ClientDisconnect) as error:
             return _refused(error if isinstance(error, Refused) else Refused(400, "the body is no JSON object"))
+        finally:
+            self._held -= request.state.held
         if name not in self._service.names:
             return _refused(Refused(404, f"there is no model {name[:100]!r}", code="model_not_found"))
         engine = self._service.engines.get(name)

@@ -1,0 +1,176 @@
+"""How long innocents wait while others attack: each attack beside the same questions asked in peace.
+
+python -m tests.torture.innocents [MODEL] [--attack NAME] [--seconds 6]
+
+A process serves a model, by default a tiny random one. An innocent asks short questions one after another: for a while
+in peace, then while another process attacks, in turns, so that a busy machine slows both. The medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.torture.serve import ask
+from tests.unit.serving.conftest import chat_folder
+
+Attack = Callable[[str, int], Awaitable[None]]
+CLIENTS, PAUSE = 4, 0.1  # attackers at a time, and their seconds between two attacks
+PATH = "/v1/chat/completions"
+
+
+def said(content: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 2, **more}
+
+
+def asks(*bodies: Any) -> Attack:
+    """An attack that sends these requests, again and again."""
+
+    async def attack(host: str, port: int) -> None:
+        for body in bodies:
+            await ask(host, port, PATH, body)
+
+    return attack
+
+
+async def vanish(host: str, port: int) -> None:
+    """A long answer is asked for, and nobody waits for it."""
+    _, writer = await asyncio.open_connection(host, port)
+    raw = json.dumps(said("x" * 50, max_tokens=100_000)).encode()
+    writer.write(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw)
+    await writer.drain()
+    await asyncio.sleep(0.2)
+    writer.transport.abort()
+
+
+async def dribble(host: str, port: int) -> None:
+    """200 connections that send a letter now and then."""
+    made = [await asyncio.open_connection(host, port) for _ in range(200)]
+    for _ in range(20):
+        for _, writer in made:
+            writer.write(b"P" if writer.transport.get_write_buffer_size() == 0 else b"")
+        await asyncio.sleep(0.1)
+    for _, writer in made:
+        writer.transport.abort()
+
+
+def nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        found = {"type": "object", "properties": {"a": found, "b": {"anyOf": [found, {"type": "null"}]}}}
+    return found
+
+
+def schema(made: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": made}}}
+
+
+def attacks() -> dict[str, Attack]:
+    """All of them by name."""
+    many = {f"p{i}": {"type": "string", "pattern": f"^(a+)+{i}$"} for i in range(200)}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object", "properties": many}}}
+             for i in range(64)]  # fmt: skip
+    return {
+        "stops": asks(said("hello", stop=["y" * 1000] * 16, max_tokens=200), said("hello", stop=["y" * 10**6])),
+        "prompts": asks(said("word " * 1_400_000)),
+        "letters": asks(said("x" * 7_000_000)),
+        "messages": asks({"messages": [{"role": "user", "content": "<|im_end|>"}] * 100_000}),
+        "items": asks({"messages": [1] * 1_000_000}),
+        "depth": asks({"messages": eval("[" * 90 + "]" * 90)}),  # noqa: S307 - brackets
+        "biases": asks(said("hello", logit_bias={str(i): 1 for i in range(100_000)})),
+        "schemas": asks(said("hello", **schema(nested(12))), said("hello", **schema({"properties": many}))),
+        "repeats": asks(said("hello", **schema({"type": "string", "pattern": "^((a{1,500}b?){1,500}){1,500}$"}))),
+        "tools": asks(said("hello", tools=tools)),
+        "vanish": vanish,
+        "dribble": dribble,
+    }  # fmt: skip
+
+
+def _attacker(name: str, host: str, port: int, seconds: float) -> None:
+    """In a process of its own."""
+    attack = attacks()[name]
+
+    async def client() -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with suppress(OSError, TimeoutError, ValueError, IndexError):
+                await attack(host, port)
+            await asyncio.sleep(PAUSE)
+
+    async def all_clients() -> None:
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+
+    asyncio.run(all_clients())
+
+
+async def waits(host: str, port: int, seconds: float) -> list[float]:
+    """How long short questions take, asked one after another."""
+    found, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        start = time.perf_counter()
+        answer = await ask(host, port, "/v1/completions", {"prompt": "hello", "max_tokens": 3, "temperature": 0})
+        assert "choices" in answer, answer
+        found.append(time.perf_counter() - start)
+        await asyncio.sleep(0.02)
+    return found
+
+
+def measure(name: str, host: str, port: int, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
+    """Waits in peace and under attack, in turns."""
+    calm: list[float] = []
+    hurt: list[float] = []
+    for _ in range(rounds):
+        calm += asyncio.run(waits(host, port, seconds))
+        process = multiprocessing.get_context("spawn").Process(target=_attacker, args=(name, host, port, seconds + 3))
+        process.start()
+        time.sleep(2.5)  # until it has begun
+        hurt += asyncio.run(waits(host, port, seconds))
+        process.join(30)
+        process.terminate()
+        time.sleep(1)
+    return calm, hurt
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--attack", action="append", choices=list(attacks()))
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    slow = []
+    with tempfile.TemporaryDirectory() as folder:
+        made = options.model or str(chat_folder(Path(folder) / "tiny"))
+        command = [sys.executable, "-m", "strata.cli", "serve", made, "--port", "0", "--json", "--log", "none",
+                   "--timeout", "5", "--context", "2048"]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            url = json.loads("".join(process.stdout.readline() for _ in range(4)))["url"]
+            host, port = url.removeprefix("http://").split(":")
+            try:
+                for name in options.attack or attacks():
+                    calm, hurt = measure(name, host, int(port), options.seconds, options.rounds)
+                    usual, now = statistics.median(calm), statistics.median(hurt)
+                    print(f"{name:9} usual {usual * 1e3:6.0f} ms, now {now * 1e3:6.0f} ms ({now / usual:4.1f}), worst "
+                          f"{max(calm) * 1e3:6.0f} and {max(hurt) * 1e3:6.0f} ms", flush=True)  # fmt: skip
+                    if now > 2 * usual:
+                        slow.append(name)
+            finally:
+                process.terminate()
+    print(f"more than twice as slow: {', '.join(slow)}" if slow else "nobody waits more than twice as long as usual")
+    return bool(slow)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
