@@ -318,16 +318,33 @@ class _Grouper:
         return self._traits(x.node).contracts and not self._is_epilogue(reader, x)
 
     def _find_products(self) -> dict[Value, Node]:
-        """Contractions, and what is computed from them element by element: the contraction behind each such value."""
+        """Contractions, and what is computed from them element by element: the contraction behind each such value.
+
+        What also reads the result of a step that is behind the contraction is computed after it, and is none of these.
+        """
         found: dict[Value, Node] = {}
+        numbers: dict[int, int] = {}  # of contractions, a bit each
+        behind: dict[int, int] = {}  # by node: the contractions that it is computed from
+        whole: dict[int, int] = {}  # and those that are whole before it is computed
         for node in self.order:
-            made = Value(node, 0)
-            if self._traits(node).contracts:
-                found[made] = node
-            else:
-                behind = [found[x] for x in node.inputs if x in found and self._is_epilogue(node, x, found)]
-                if behind and len(node.types) == 1:
-                    found[made] = behind[0]
+            made, what = Value(node, 0), self._traits(node)
+            all_of = after = 0
+            for x in node.inputs:
+                all_of |= behind.get(id(x.node), 0)
+                after |= whole.get(id(x.node), 0)
+            if what.contracts:
+                numbers[id(node)] = 1 << len(numbers)
+                found[made], after = node, all_of
+                all_of |= numbers[id(node)]
+            elif not what.lowers:
+                after = all_of
+            elif len(node.types) == 1:
+                ends = (found[x] for x in node.inputs if x in found and self._is_epilogue(node, x, found))
+                product = next((p for p in ends if not after & numbers[id(p)]), None)
+                if product is not None:
+                    found[made] = product
+            if all_of:
+                behind[id(node)], whole[id(node)] = all_of, after
             if made in found and found[made].op.name == "matmul" and found[made].inputs[1].ndim == 2:
                 self.halves |= {id(n) for n in self._meeting_halves(made)}
         return found

@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     )
     from strata.models.embed import Encoder, batches, padded
     from strata.models.generate import Decoder, DecodeState
+    from strata.models.generating.experts import (
+        ExpertPool,
+        ExpertStore,
+        ExpertStores,
+        Moves,
+        affordable_experts,
+        hit_counts,
+        merged_mask,
+    )
     from strata.models.grammar import Grammar
     from strata.models.ocr import Line, TextReader
     from strata.models.paged import PagedCache, PagePool, PageTable, page_bytes, page_keys
@@ -48,6 +57,8 @@ _PLACES = {
     "PAGE": "cached", "Sampler": "sampling", "log_probabilities": "sampling", "NgramDraft": "speculative",
     "Grammar": "grammar", "Speech": "speech", "Tokenizer": "tokenizer",
     "PagePool": "paged", "PageTable": "paged", "PagedCache": "paged", "page_bytes": "paged", "page_keys": "paged",
+    **dict.fromkeys(("ExpertPool", "ExpertStore", "ExpertStores", "Moves"), "generating.experts"),
+    **dict.fromkeys(("affordable_experts", "hit_counts", "merged_mask"), "generating.experts"),
     "batches": "embed", "padded": "embed", "pooled": "bert", "unit": "bert",
     "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer", "read_json": "weights",
     **dict.fromkeys(("Call", "CallParser", "Tool", "ToolChoice", "ToolStyle"), "chat"),
@@ -58,11 +69,12 @@ _PLACES = {
     "Detection": "vision.detection", "DetectionModel": "vision.detection",
     "ImageModel": "vision.model", "ImageTextModel": "vision.towers", "Label": "vision.model",
 }  # fmt: skip
-__all__ = ["PAGE", "CtcSpeech", "DecodeState", "Decoder", "Detection", "DetectionModel", "Encoder", "EncoderDecoder",
-           "Grammar", "ImageModel", "ImageTextModel", "Label", "Line", "LowRank", "Model", "NgramDraft", "PagePool",
-           "PageTable", "PagedCache", "Sampler", "Segment", "Speech", "TextReader", "TextToText",
-           "Tokenizer", "Transcript", "Whisper", "folder_tokenizer", "gguf_tokenizer", "load", "load_wav",
-           "log_probabilities", "page_bytes", "page_keys", "read_json"]  # fmt: skip
+__all__ = ["PAGE", "CtcSpeech", "DecodeState", "Decoder", "Detection", "DetectionModel", "Encoder",
+           "EncoderDecoder", "ExpertPool", "ExpertStore", "ExpertStores", "Grammar", "ImageModel",
+           "ImageTextModel", "Label", "Line", "LowRank", "Model", "Moves", "NgramDraft", "PagePool", "PageTable",
+           "PagedCache", "Sampler", "Segment", "Speech", "TextReader", "TextToText", "Tokenizer", "Transcript",
+           "Whisper", "affordable_experts", "folder_tokenizer", "gguf_tokenizer", "hit_counts", "load", "load_wav",
+           "log_probabilities", "merged_mask", "page_bytes", "page_keys", "read_json"]  # fmt: skip
 
 load = public(load)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from strata.core import as_dtype
+from strata.mir import Graph
 from strata.models.weights import WeightBuilder, Weights
 from strata.runtime import CompiledGraph, CompileOptions, Session, cast_to
 
@@ -31,19 +33,27 @@ def compile_built(builder: WeightBuilder, device: str, options: CompileOptions |
     Weights of 16 bits are multiplied as they are where a device has matmuls for them; everything else is f32.
     """
     builder.check()
+    return compile_bound(builder.graph, builder.bound, device, options)
+
+
+def compile_bound(
+    graph: Graph, bound: Mapping[str, np.ndarray], device: str, options: CompileOptions | None = None
+) -> CompiledGraph:
+    """A graph, compiled, with those of the weights bound that it has."""
     session = Session(device)
+    held = {name: bound[name] for name in graph.param_names}
     if options is None:
-        narrow = _narrow(builder, session.backend.capabilities.narrow_matmuls)
+        narrow = _narrow(held.values(), session.backend.capabilities.narrow_matmuls)
         options = None if narrow is None else CompileOptions(precision=f"compute={narrow}")
-    made = session.compile(builder.graph) if options is None else session.compile(builder.graph, options)
-    made.set_params(builder.bound)
+    made = session.compile(graph) if options is None else session.compile(graph, options)
+    made.set_params(held)
     return made
 
 
-def _narrow(builder: WeightBuilder, known: frozenset[str]) -> str | None:
+def _narrow(weights: Iterable[np.ndarray], known: frozenset[str]) -> str | None:
     """The type of most of the weights, if it is one of these."""
     sizes: Counter[str] = Counter()
-    for array in builder.bound.values():
+    for array in weights:
         sizes[as_dtype(array.dtype).name] += array.nbytes
     most = next(iter(sizes.most_common(1)), ("", 0))[0]
     return most if most in known else None

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from strata.core import DType, f32, i8, i32, i64, sym
 from strata.mir import Value, constant
+from strata.models.generating.stages import ExpertCut
 from strata.models.weights import WeightBuilder, Weights, ops
 
 PAGE: Final = 16  # tokens of a page; results do not depend on where a prompt is cut if it is cut between pages
@@ -75,6 +76,9 @@ class CacheSizes:
 
 class CachedGraph(WeightBuilder):
     """A decoder under construction. `every` gives logits of every new token instead of the last one's."""
+
+    is_cut = False  # at experts, which run beside the graph
+    cuts: tuple[ExpertCut, ...] = ()
 
     def __init__(
         self, name: str, weights: Weights, sizes: CacheSizes, length: int, *, every: bool, layout: Layout = "plain",

@@ -16,6 +16,8 @@ from strata.models.bert import NAMES, BertConfig
 from strata.models.cached import DECODERS, CachedGraph, Layout
 from strata.models.deberta import DebertaConfig
 from strata.models.decoders import MODULES, decoder_family
+from strata.models.decoders.residency import expert_stores, no_experts
+from strata.models.decoders.stacks import ExpertStack
 from strata.models.embed import Encoder
 from strata.models.generate import Decoder
 from strata.models.llama import LlamaGraph, gguf_names
@@ -44,8 +46,13 @@ OTHERS = {  # the module that loads a folder of each other kind
 
 def _decoder(
     config: Any, make: Callable[..., CachedGraph], weights: Weights, tokenizer: Callable[[], Tokenizer], device: str,
-    context: int | None, adapter: Adapter | None, merge: bool,
+    context: int | None, adapter: Adapter | None, merge: bool, experts: int | None,
 ) -> Decoder:  # fmt: skip
+    stores = None
+    if experts is None:
+        weights = {n: w.whole() if isinstance(w, ExpertStack) else w for n, w in weights.items()}
+    else:
+        stores = expert_stores(config, make, weights, experts, device)
     config.check(weights)
     apart: Mapping[str, LowRank] = {}
     if adapter is not None:
@@ -54,36 +61,49 @@ def _decoder(
     def build(length: int, *, every: bool, layout: Layout = "plain") -> Any:
         graph = make(config, weights, length, every=every, layout=layout)
         graph.changes = apart
+        if stores is not None:
+            graph.is_cut = True
         return graph
 
-    made = Decoder(config, build, tokenizer, device=device, context=context)
-    made.is_quantized = any(isinstance(w, GgufTensor) and not w.is_plain for w in weights.values())
+    made = Decoder(config, build, tokenizer, device=device, context=context, experts=stores)
+    made.is_quantized = any(
+        w.kind is not None if isinstance(w, ExpertStack) else isinstance(w, GgufTensor) and not w.is_plain
+        for w in weights.values()
+    )
     return made
 
 
-def load_gguf_model(path: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool) -> Decoder:
+def load_gguf_model(
+    path: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool, experts: int | None = None
+) -> Decoder:
     file = load_gguf(path)
-    experts = import_module("strata.models.decoders.gguf_moe")
+    moe = import_module("strata.models.decoders.gguf_moe")
     config: Any
     graph: Callable[..., CachedGraph] = LlamaGraph
-    if experts.is_moe(file.metadata):
-        config = experts.moe_config(file.metadata, file)
-        graph, weights = experts.moe_graph(config), experts.moe_names(file.tensors, config)
+    if moe.is_moe(file.metadata):
+        config = moe.moe_config(file.metadata, file)
+        graph, weights = moe.moe_graph(config), moe.moe_names(file.tensors, config)
     else:
         config = decoder_config.from_gguf(file.metadata, file)
         weights = gguf_names(file.tensors, config)
     if adapter is not None and config.is_permuted:
         adapter = turned_rows(adapter, {"q_proj": config.heads, "k_proj": config.kv_heads})
-    return _decoder(config, graph, weights, lambda: gguf_tokenizer(file.metadata), device, context, adapter, merge)
+    return _decoder(
+        config, graph, weights, lambda: gguf_tokenizer(file.metadata), device, context, adapter, merge, experts
+    )
 
 
-def load_folder(folder: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool) -> Any:
+def load_folder(
+    folder: Path, device: str, context: int | None, adapter: Adapter | None, merge: bool, experts: int | None = None
+) -> Any:
     if not (folder / "config.json").exists():
         raise MissingFileError(f"load: {folder} has no config.json", code="F148")
     settings = read_json(folder / "config.json")
     family = settings.get("model_type")
     weights: Weights = folder_weights(folder)
     kind = str(family)
+    if experts is not None and (kind in ENCODERS or kind in OTHERS):
+        raise no_experts(kind)
     if kind in ENCODERS:
         if adapter is not None:
             weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
@@ -99,7 +119,9 @@ def load_folder(folder: Path, device: str, context: int | None, adapter: Adapter
         raise FileError(f"load: models of the kind {family!r} are not known: {known}", code="F144")
     of = decoder_family(kind)
     config, weights = of.config(settings), of.names(weights)
-    return _decoder(config, of.graph, weights, lambda: folder_tokenizer(folder), device, context, adapter, merge)
+    return _decoder(
+        config, of.graph, weights, lambda: folder_tokenizer(folder), device, context, adapter, merge, experts
+    )
 
 
 def _load_encoder(folder: Path, kind: Any, settings: dict[str, Any], weights: Any, device: str) -> Encoder:

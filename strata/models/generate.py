@@ -6,6 +6,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from strata.backends import backend_for
 from strata.errors import OptionError, UnknownNameError
 from strata.mir import near
 from strata.models.adapters import AdapterSet, load_adapter, turned_rows
-from strata.models.base import Model, compile_built
+from strata.models.base import Model, compile_bound, compile_built
 from strata.models.cached import PAGE, Layout, Slot
 from strata.models.chat import answer
 from strata.models.generating.contrastive import contrastive_tokens
+from strata.models.generating.experts import ExpertStores
 from strata.models.generating.prompt_cache import load_prompt, save_prompt
+from strata.models.generating.stages import StagedGraph
 from strata.models.generating.together import best_beam, samples
 from strata.models.grammar import Grammar
 from strata.models.paged import PagedCache
@@ -32,6 +35,7 @@ from strata.runtime import CompiledGraph
 
 CONTEXT = 8192  # tokens that are planned for where a model could take more
 FIRST_CAPACITY = 256  # rows of a new cache; it doubles when it is full
+Runnable = CompiledGraph | StagedGraph
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
@@ -58,15 +62,15 @@ class Decoder(Model):
 
     def __init__(
         self, config: Any, build: Callable[..., Any], tokenizer: Callable[[], Tokenizer], *, device: str = "cpu",
-        context: int | None = None,
+        context: int | None = None, experts: ExpertStores | None = None,
     ) -> None:  # fmt: skip
-        self.config, self.device = config, device
+        self.config, self.device, self.experts = config, device, experts
         most = getattr(config, "stretched", config.positions)
         self.context = min(context or min(CONTEXT, config.positions), max(most, config.positions))
         self._build = build
         self._make_tokenizer = tokenizer
         self._tokenizer: Tokenizer | None = None
-        self._graphs: dict[tuple[bool, bool, Layout, tuple[tuple[str, int], ...]], CompiledGraph] = {}
+        self._graphs: dict[tuple[bool, bool, Layout, tuple[tuple[str, int], ...]], Runnable] = {}
         self._hidden = 0  # features of what the head is given, where a graph gives that, too
         self._adapters: AdapterSet | None = None
         self.is_quantized = False  # some weights are blocks, whose matmuls with few rows and with many differ in bits
@@ -80,7 +84,7 @@ class Decoder(Model):
         return self._tokenizer
 
     @property
-    def graph(self) -> CompiledGraph:  # type: ignore[override]
+    def graph(self) -> Runnable:  # type: ignore[override]
         return self.graph_for(every=False)
 
     @property
@@ -89,11 +93,11 @@ class Decoder(Model):
 
     def graph_for(
         self, *, every: bool, layout: Layout = "plain", sizes: tuple[tuple[str, int], ...] = (), hidden: bool = False
-    ) -> CompiledGraph:
+    ) -> Runnable:
         """The compiled graph: of the last token's logits, or of every token's; with caches of this layout.
 
         `sizes` are symbols with their numbers: a GPU has other kernels for one row than for many. With `hidden`, the
-        last result is what the head is given.
+        last result is what the head is given. Where experts are read when they are needed, it is a graph in stages.
         """
         key = every, hidden, layout, sizes
         if key not in self._graphs:
@@ -114,7 +118,12 @@ class Decoder(Model):
                 builder.bound |= self._adapters.values()
             if sizes:
                 builder.graph = builder.graph.bind(dict(sizes))
-            self._graphs[key] = compile_built(builder, self.device)
+            if self.experts is None:
+                self._graphs[key] = compile_built(builder, self.device)
+            else:
+                builder.check()
+                compiled = partial(compile_bound, bound=builder.bound, device=self.device)
+                self._graphs[key] = StagedGraph(builder.graph, builder.cuts, compiled, self.experts.run)
         return self._graphs[key]
 
     def adapted(self, adapters: Mapping[str, str | os.PathLike[str]]) -> Decoder:
@@ -123,7 +132,10 @@ class Decoder(Model):
         if getattr(self.config, "is_permuted", False):
             heads = {"q_proj": self.config.heads, "k_proj": self.config.kv_heads}
             found = {name: turned_rows(adapter, heads) for name, adapter in found.items()}
-        made = Decoder(self.config, self._build, lambda: self.tokenizer, device=self.device, context=self.context)
+        made = Decoder(
+            self.config, self._build, lambda: self.tokenizer, device=self.device, context=self.context,
+            experts=self.experts,
+        )  # fmt: skip
         made._adapters = AdapterSet(found)
         made.is_quantized = self.is_quantized
         return made

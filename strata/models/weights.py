@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from strata import ops as functions
-from strata.core import as_dtype, dim_prod, f32, i64, read_text, u8
+from strata.core import DType, as_dtype, dim_prod, f32, i64, read_text, u8
 from strata.errors import FileError, file_error
 from strata.io import GgufTensor, load_safetensors, packed_weights, release_pages, undecodable
 from strata.mir import Graph, Value
@@ -116,6 +116,7 @@ class WeightBuilder:
         self.bound: dict[str, np.ndarray] = {}
         self.watched: dict[str, Value] | None = None  # what each matmul is given, where someone wants to know
         self.changes: Mapping[str, Any] = {}  # low-rank changes of matmuls, kept apart from the weights
+        self.is_fed = False  # weights are inputs, which may differ from run to run
         self._known: dict[str, Value] = {}
         self._wrong: list[str] = []
 
@@ -159,9 +160,12 @@ class WeightBuilder:
             else:
                 array = found.data if isinstance(found, GgufTensor) else found
                 self.bound[name] = array
-                value = ops.cast(self.graph.param(name, shape, as_dtype(array.dtype)), f32)
+                value = ops.cast(self._declared(name, shape, as_dtype(array.dtype)), f32)
             self._known[name] = value
         return self._known[name]
+
+    def _declared(self, name: str, shape: tuple[int, ...], dtype: DType) -> Value:
+        return (self.graph.input if self.is_fed else self.graph.param)(name, shape, dtype)
 
     def _codes(self, name: str, tensor: GgufTensor) -> Value:
         key = f"{name}#codes"
@@ -170,7 +174,7 @@ class WeightBuilder:
                 raise undecodable(f"{self.graph.name}: {name!r}", tensor.kind)
             raw = tensor.data.reshape(-1)
             self.bound[name] = raw
-            self._known[key] = self.graph.param(name, raw.shape, u8)
+            self._known[key] = self._declared(name, raw.shape, u8)
         return self._known[key]
 
     def linear(

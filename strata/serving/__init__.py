@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 from strata.arguments import public
 
 if TYPE_CHECKING:
-    from strata.models import PagedCache, PagePool, PageTable, page_bytes
+    from strata.models import (
+        ExpertPool,
+        ExpertStore,
+        Moves,
+        PagedCache,
+        PagePool,
+        PageTable,
+        affordable_experts,
+        hit_counts,
+        merged_mask,
+        page_bytes,
+    )
     from strata.serving.adapters import AdapterQueue
     from strata.serving.api.requests import (
         ChatRequest,
@@ -18,7 +29,6 @@ if TYPE_CHECKING:
     )
     from strata.serving.batching import Batch, Batcher, Prefill, PrefillChunk
     from strata.serving.engine import Engine
-    from strata.serving.experts import ExpertPool, ExpertStore, Moves, affordable_experts, hit_counts, merged_mask
     from strata.serving.generation import Generation, TokenScore
     from strata.serving.http.guard import log_requests
     from strata.serving.http.options import HttpOptions
@@ -36,7 +46,6 @@ _PLACES = {
     "adapters": ("AdapterQueue",),
     "batching": ("Batch", "Batcher", "Prefill", "PrefillChunk"),
     "engine": ("Engine",),
-    "experts": ("ExpertPool", "ExpertStore", "Moves", "affordable_experts", "hit_counts", "merged_mask"),
     "generation": ("Generation", "TokenScore"),
     "limits": ("Limits", "shared_memory"),
     "load": ("LoadTest", "plot_load", "run_load"),
@@ -52,7 +61,10 @@ _PLACES = {
     "workers": ("WorkerPool",),
 }
 _MODULE = {name: f"{__name__}.{module}" for module, names in _PLACES.items() for name in names}
-_MODULE |= dict.fromkeys(("PagePool", "PageTable", "PagedCache", "page_bytes"), "strata.models")
+_MODULE |= dict.fromkeys(
+    ("ExpertPool", "ExpertStore", "Moves", "PagePool", "PageTable", "PagedCache", "affordable_experts", "hit_counts",
+     "merged_mask", "page_bytes"), "strata.models",
+)  # fmt: skip
 __all__ = ["AdapterQueue", "Batch", "Batcher", "ChatRequest", "EmbeddingRequest", "Engine", "ExpertPool",
            "ExpertStore", "Generation", "Histogram", "HttpOptions", "Limits", "LoadTest", "Metrics", "Moves", "Options",
            "PagePool", "PageTable", "PagedCache", "Pipeline", "Prefill", "PrefillChunk", "Record", "Recorder",

@@ -62,14 +62,16 @@ class GptOssGraph(MoeGraph):
 
     def expert(self, rows: Value, ids: Value, at: str) -> Value:
         c, name = self.config, f"{at}experts."
-        both = self.grouped(rows, ids, f"{name}gate_up_proj", (c.experts, c.hidden, 2 * c.expert_inner))
-        both = both + ops.take(self.param(f"{name}gate_up_proj_bias", (c.experts, 2 * c.expert_inner)), ids, axis=0)
+        both = self.grouped(rows, ids, f"{name}gate_up_proj", (self.matrix_count, c.hidden, 2 * c.expert_inner))
+        both = both + ops.take(
+            self.param(f"{name}gate_up_proj_bias", (self.matrix_count, 2 * c.expert_inner)), ids, axis=0
+        )
         pairs = ops.reshape(both, (both.shape[0], c.expert_inner, 2))
         gate, up = (ops.reshape(ops.narrow(pairs, 2, i, 1), pairs.shape[:2]) for i in range(2))
         gate, up = ops.minimum(gate, c.limit), ops.clip(up, -c.limit, c.limit)
         inner = (up + 1.0) * gate * ops.sigmoid(gate * c.alpha)
-        out = self.grouped(inner, ids, f"{name}down_proj", (c.experts, c.expert_inner, c.hidden))
-        return out + ops.take(self.param(f"{name}down_proj_bias", (c.experts, c.hidden)), ids, axis=0)
+        out = self.grouped(inner, ids, f"{name}down_proj", (self.matrix_count, c.expert_inner, c.hidden))
+        return out + ops.take(self.param(f"{name}down_proj_bias", (self.matrix_count, c.hidden)), ids, axis=0)
 
 
 DECODERS["gpt_oss"] = DecoderFamily(gpt_oss_config, GptOssGraph, stacked(is_wide=True))

@@ -85,7 +85,7 @@ class Llama4Graph(MoeGraph):
     def experts_of(self, rows: Value, weights: Value, ids: Value, at: str) -> Value:
         """The weights are those of what experts read."""
         many = self.spread(rows) * ops.reshape(weights, (-1, 1))
-        return ops.combine_experts(self.expert(many, ops.reshape(ids, (-1,)), at), weights * 0.0 + 1.0)
+        return ops.combine_experts(self.routed(many, ops.reshape(ids, (-1,)), at), weights * 0.0 + 1.0)
 
 
 DECODERS.update(dict.fromkeys(

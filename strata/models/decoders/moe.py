@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from strata.core import i64, sym
 from strata.errors import FileError
-from strata.io import GgufTensor
-from strata.mir import Value
+from strata.mir import Graph, Value
 from strata.models.decoder_config import DecoderConfig
+from strata.models.decoders.stacks import ExpertStack
+from strata.models.generating.stages import ExpertCut
 from strata.models.llama import LlamaGraph, plain_names
 from strata.models.numbers import whole
 from strata.models.weights import Weights, ops
 
-Named = dict[str, "np.ndarray | GgufTensor"]
+Named = dict[str, Any]  # arrays, tensors of GGUF files, stacks of experts
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 
 
@@ -64,7 +66,7 @@ def moe_fields(
 
 
 def stacked(names: Mapping[str, str] | None = None, *, is_wide: bool = False) -> Callable[[Weights], Named]:
-    """How weights are named: those of all experts of a layer become one array [E, in, out], gate before up.
+    """How weights are named: those of all experts of a layer become one stack [E, in, out], gate before up.
 
     `names` are parts of names under the names that they have here. Arrays of all experts are [E, out, in] in most
     files, and `is_wide` where they are [E, in, out] already.
@@ -92,23 +94,11 @@ def stacked(names: Mapping[str, str] | None = None, *, is_wide: bool = False) ->
     return name
 
 
-def _stack(at: str, each: Mapping[int, Any], up: Mapping[int, Any] | None) -> np.ndarray | GgufTensor:
+def _stack(at: str, each: Mapping[int, Any], up: Mapping[int, Any] | None) -> ExpertStack:
     lost = next((i for i in range(len(each)) if i not in each or (up is not None and i not in up)), None)
     if lost is not None:
         raise FileError(f"{at} has weights of {len(each)} experts, and not all of expert {lost}", code="F142")
-    parts = [[each[i]] if up is None else [each[i], up[i]] for i in range(len(each))]
-    shapes = {tuple(part.shape) for row in parts for part in row}
-    if len(shapes) > 1:
-        raise FileError(f"{at} has experts of the shapes {', '.join(map(str, sorted(shapes)))}", code="F142")
-    blocks = [part for row in parts for part in row if isinstance(part, GgufTensor) and not part.is_plain]
-    if len(blocks) == len(parts) * len(parts[0]) and {(b.kind, b.order is None) for b in blocks} == {
-        (blocks[0].kind, True)
-    }:
-        rows, width = shapes.pop()
-        data = np.stack([np.concatenate([part.data for part in row]) for row in parts])
-        return GgufTensor(at, blocks[0].kind, (len(parts), len(parts[0]) * rows, width), data)
-    plain = [[p.dequantize() if isinstance(p, GgufTensor) else p for p in row] for row in parts]
-    return np.stack([np.concatenate(row).T for row in plain])
+    return ExpertStack(at, [[each[i]] if up is None else [each[i], up[i]] for i in range(len(each))])
 
 
 class MoeGraph(LlamaGraph):
@@ -117,6 +107,12 @@ class MoeGraph(LlamaGraph):
     config: MoeConfig
     router = "gate"
     shared = "shared_expert"
+    matrices = 0  # in a stack of experts: all of the layer's where it is 0
+
+    @property
+    def matrix_count(self) -> int:
+        """Matrices in a stack of experts."""
+        return self.matrices or self.config.experts
 
     def feed_forward(self, x: Value, layer: int) -> Value:
         c, at = self.config, f"layers.{layer}.mlp."
@@ -131,9 +127,26 @@ class MoeGraph(LlamaGraph):
 
     def experts_of(self, rows: Value, weights: Value, ids: Value, at: str) -> Value:
         """What its experts make of each row, in the proportion of the weights."""
-        made = self.expert(self.spread(rows), ops.reshape(ids, (-1,)), at)
+        made = self.routed(self.spread(rows), ops.reshape(ids, (-1,)), at)
         found: Value = ops.combine_experts(made, weights)
         return found
+
+    def routed(self, rows: Value, ids: Value, at: str) -> Value:
+        """Rows through their experts: in the graph, or where it is cut, by whoever runs its stages."""
+        if not self.is_cut:
+            return self.expert(rows, ids, at)
+        made = self.graph.input(f"{at}experts", rows.type)
+        self.cuts += (ExpertCut(at, rows, ids, made),)
+        return made
+
+    def of_experts(self, at: str, slots: int) -> Graph:
+        """The experts of a layer as a graph of their own: x, ids, and weights of so many experts as inputs."""
+        self.graph, self.is_fed, self.matrices = Graph("experts"), True, slots
+        self._known, self.bound, count = {}, {}, sym("M", 1)
+        x, ids = self.graph.input("x", (count, self.config.hidden)), self.graph.input("ids", (count,), i64)
+        made = self.expert(x, ids, at)
+        self.check()
+        return self.graph.outputs(made)
 
     def spread(self, rows: Value) -> Value:
         """Each row as often as it has experts."""
@@ -168,13 +181,15 @@ class MoeGraph(LlamaGraph):
         """Rows through the expert that each has the number of."""
         c = self.config
         if self.has(f"{at}experts.gate_proj"):
-            shape = (c.experts, c.hidden, c.expert_inner)
+            shape = (self.matrix_count, c.hidden, c.expert_inner)
             gate, up = (self.grouped(rows, ids, f"{at}experts.{part}_proj", shape) for part in ("gate", "up"))
         else:
-            both = self.grouped(rows, ids, f"{at}experts.gate_up_proj", (c.experts, c.hidden, 2 * c.expert_inner))
+            both = self.grouped(
+                rows, ids, f"{at}experts.gate_up_proj", (self.matrix_count, c.hidden, 2 * c.expert_inner)
+            )
             gate, up = (ops.narrow(both, -1, i * c.expert_inner, c.expert_inner) for i in range(2))
         name = f"{at}experts.down_proj"
-        return self.grouped(self.activated(gate) * up, ids, name, (c.experts, c.expert_inner, c.hidden))
+        return self.grouped(self.activated(gate) * up, ids, name, (self.matrix_count, c.expert_inner, c.hidden))
 
     def shared_expert(self, rows: Value, at: str) -> Value:
         c, name = self.config, f"{at}{self.shared}."

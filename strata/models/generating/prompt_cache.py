@@ -12,6 +12,7 @@ import numpy as np
 
 from strata.errors import FileError
 from strata.io import GgufTensor, load_safetensors, save_safetensors
+from strata.models.decoders.stacks import one_expert
 
 if TYPE_CHECKING:
     from strata.models.generate import Decoder, DecodeState
@@ -26,7 +27,10 @@ def fingerprint(model: Decoder) -> np.ndarray:
     weights = model.weights()
     for name in sorted(weights):
         tensor: Any = weights[name]
-        flat = (tensor.data if isinstance(tensor, GgufTensor) else np.asarray(tensor)).reshape(-1)
+        if ".experts." in name:  # of the first one, whether all are in memory or not
+            flat = one_expert(tensor, 0).reshape(-1)
+        else:
+            flat = (tensor.data if isinstance(tensor, GgufTensor) else np.asarray(tensor)).reshape(-1)
         made.update(f"{name}{tuple(tensor.shape)}".encode())
         made.update(np.ascontiguousarray(flat[:: max(1, flat.size // SAMPLED)]).tobytes())
     return np.frombuffer(made.digest(), np.uint8)

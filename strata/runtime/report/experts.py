@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -20,10 +20,21 @@ ROUTED = ("grouped_matmul", "dequant_grouped_matmul")  # ops that take the numbe
 
 @dataclass(frozen=True, slots=True)
 class ResidencyStats:
-    """Rows that were routed, by layer: to experts in memory, and to others."""
+    """Rows that were routed, by layer: to experts in memory, and to others.
+
+    Calls are the experts that a run asked for, each once. `moved` are the bytes that were read to bring others in.
+    """
 
     hits: tuple[int, ...]
     misses: tuple[int, ...]
+    hit_calls: tuple[int, ...] = ()
+    miss_calls: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
+
+    @classmethod
+    def joined(cls, layers: Sequence[ResidencyStats]) -> ResidencyStats:
+        """Of several layers together."""
+        return cls(*(tuple(n for each in layers for n in getattr(each, f.name)) for f in fields(cls)))
 
     @property
     def hit_rate(self) -> float:
@@ -51,7 +62,7 @@ class ExpertWatch:
         self._names = list(self._layers)
         self._masks = [np.ones(experts, bool)] * len(self._names)
         self._ids: list[list[np.ndarray]] = [[] for _ in self._names]
-        self._hits, self._misses = [0] * len(self._names), [0] * len(self._names)
+        self._counts = self._zero()
 
     def _is_ids(self, name: str) -> bool:
         kind = self._compiled.lir.buffer(name).type
@@ -90,11 +101,12 @@ class ExpertWatch:
         for layer, name in enumerate(self._names):
             if self._layers[name][0] == at:
                 ids = np.array(read(name)).reshape(-1)
-                found = int(self._masks[layer][np.clip(ids, 0, self.experts - 1)].sum())
+                counts = np.bincount(np.clip(ids, 0, self.experts - 1), minlength=self.experts)
+                here, away = counts[self._masks[layer]], counts[~self._masks[layer]]
                 with self._lock:
                     self._ids[layer].append(ids)
-                    self._hits[layer] += found
-                    self._misses[layer] += ids.size - found
+                    for i, n in enumerate((here.sum(), away.sum(), np.count_nonzero(here), np.count_nonzero(away))):
+                        self._counts[i][layer] += int(n)
 
     def end(self, compiled: CompiledGraph, begin: int, end: int) -> None:
         pass
@@ -111,6 +123,8 @@ class ExpertWatch:
     def take_stats(self) -> ResidencyStats:
         """Hits and misses since the last time."""
         with self._lock:
-            made = ResidencyStats(tuple(self._hits), tuple(self._misses))
-            self._hits, self._misses = [0] * self.layers, [0] * self.layers
-        return made
+            counts, self._counts = self._counts, self._zero()
+        return ResidencyStats(*map(tuple, counts))
+
+    def _zero(self) -> list[list[int]]:
+        return [[0] * self.layers for _ in range(4)]
