@@ -297,7 +297,8 @@ class Service:
         previous = body.get("previous_response_id") if isinstance(body, Mapping) else None
         request = parse_response(body, self.remembered(str(previous), client) if previous is not None else None)
         name, generations, style = self._submitted(request.chat, client)
-        answer = ResponseAnswer(request, generations, request.chat.model or name, style)
+        tokenizer = self.engines[name].model.tokenizer
+        answer = ResponseAnswer(request, generations, tokenizer, request.chat.model or name, style)
 
         def finished(made: dict[str, Any]) -> None:
             if request.stores:

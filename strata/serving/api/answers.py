@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strata.models import Call, CallParser, Tokenizer, ToolStyle
+from strata.serving.api.errors import Refused
 from strata.serving.api.requests import ChatRequest, TextRequest
 from strata.serving.generation import Generation, TokenScore
 
@@ -49,6 +50,9 @@ class Reader:
             self._add(found, text if self._parser is None else self._parser.push(text), scores)
         if done and not self.is_over:
             g.check()
+            if g.finish_reason == "cancelled":  # and its client is still there: half an answer is none
+                raise Refused(503, "the server stops, and this was not answered whole", kind="unavailable_error",
+                              code="shutting_down")  # fmt: skip
             self.is_over = True
             tail = "" if self._parser is None else self._parser.finish()
             self._add(found, tail, tuple(g.scores[self._tokens :]))
@@ -96,6 +100,16 @@ def usage_of(generations: Sequence[Generation], choices: int = 1) -> dict[str, A
     cached = sum(g.cached_tokens for g in generations[::choices])
     return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made,
             "prompt_tokens_details": {"cached_tokens": cached}}  # fmt: skip
+
+
+def shown_scores(tokenizer: Tokenizer, scores: Sequence[TokenScore]) -> list[dict[str, Any]]:
+    """Scores of tokens as chat completions and responses show them."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = tokenizer.decode([token], skip_special=False)
+        return {"token": text, "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
+
+    return [{**entry(s.token, s.logprob), "top_logprobs": [entry(t, p) for t, p in s.top]} for s in scores]
 
 
 def call_part(call: Call, index: int | None = None) -> dict[str, Any]:
@@ -198,15 +212,7 @@ class TextAnswer:
     def _chat_scores(self, scores: Sequence[TokenScore]) -> dict[str, Any] | None:
         if self.request.options.logprobs is None:
             return None
-
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            raw = self._tokenizer.token_bytes(token)
-            return {"token": self._token(token), "logprob": logprob, "bytes": list(raw)}
-
-        content = [
-            {**entry(s.token, s.logprob), "top_logprobs": [entry(t, p) for t, p in s.top]} for s in scores
-        ]  # fmt: skip
-        return {"content": content, "refusal": None}
+        return {"content": shown_scores(self._tokenizer, scores), "refusal": None}
 
     def _text_scores(self, i: int, scores: Sequence[TokenScore], *, first: bool) -> dict[str, Any] | None:
         if self.request.options.logprobs is None:

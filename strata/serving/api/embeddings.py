@@ -20,7 +20,7 @@ class Gone(Exception):  # noqa: N818 - nobody waits for the answer any longer
 
 def embed(encoder: Encoder, request: EmbeddingRequest, model: str, is_gone: Callable[[], bool]) -> dict[str, Any]:
     """The answer to a request for embeddings."""
-    ids = _ids(encoder, request.texts)
+    ids = _ids(encoder, request.texts, cuts=request.cuts)
     vectors = _vectors(encoder, ids, is_gone)
     if request.dimensions is not None:
         if request.dimensions > vectors.shape[1]:
@@ -44,7 +44,7 @@ def rerank(encoder: Encoder, request: RerankRequest, model: str, is_gone: Callab
         pairs = [(request.query, d) for d in request.documents]
         scores, tokens = encoder.score_pairs(pairs, lambda *_: _check(is_gone))
     else:
-        ids = _ids(encoder, (request.query, *request.documents))
+        ids = _ids(encoder, (request.query, *request.documents), cuts=True)
         vectors = _vectors(encoder, ids, is_gone).astype(np.float64)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         vectors /= np.where(lengths > 0, lengths, 1)
@@ -62,13 +62,15 @@ def _check(is_gone: Callable[[], bool]) -> None:
         raise Gone
 
 
-def _ids(encoder: Encoder, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+def _ids(encoder: Encoder, texts: Sequence[str | Sequence[int]], *, cuts: bool) -> list[list[int]]:
+    """Tokens of texts; one that is too long is cut, or refused."""
     given = [t for t in texts if isinstance(t, str)]
-    read = iter(encoder.tokenizer.encode_batch(given, encoder.limit))
+    read = iter(encoder.tokenizer.encode_batch(given, encoder.limit if cuts else encoder.limit + 1))
     found = [next(read) if isinstance(t, str) else list(t) for t in texts]
     for ids in found:
         if len(ids) > encoder.limit:
-            raise wrong(f"{len(ids)} tokens are more than {encoder.limit}", "input", "context_length_exceeded")
+            told = f"a text has more than the {encoder.limit} tokens that the model reads; truncate = true cuts it"
+            raise wrong(told, "input", "context_length_exceeded")
         odd = next((i for i in ids if not 0 <= i < encoder.config.vocab), None)
         if odd is not None:
             raise wrong(f"token {odd} is none of {encoder.config.vocab}", "input", "invalid_value")

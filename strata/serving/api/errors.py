@@ -17,6 +17,7 @@ class Refused(Exception):  # noqa: N818 - it is an answer, not a failure
         super().__init__(message)
         self.status, self.headers = status, headers or {}
         self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": field, "code": code}}
+        self.line: dict[str, Any] = {"error": message}  # as Ollama has it
 
 
 def refusal(error: Exception, retry_after: int = 1) -> Refused:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from strata.models import Call, ToolStyle, call_message
 from strata.serving.api.answers import Ended, Reader, Said, collect
@@ -27,8 +27,13 @@ from strata.serving.generation import Generation
 # options of llama.cpp that say how it computes, not what
 MACHINE = (
     "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "num_thread", "numa",
-    "num_keep", "typical_p", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "penalize_newline", "tfs_z",
+    "num_keep",
 )  # fmt: skip
+# ways of choosing tokens that there are none of here, and the values that ask for none of them
+UNUSED: Final[dict[str, tuple[Any, ...]]] = {
+    "typical_p": (1,), "tfs_z": (1,), "mirostat": (0,), "repeat_last_n": (-1,), "penalize_newline": (True,),
+}  # fmt: skip
+DEFAULTS: Final = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}  # Ollama's
 NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
 
@@ -45,8 +50,13 @@ def _common(body: Any) -> tuple[Fields, Any, bool, str | None, AnswerFormat]:
     given = {NAMES.get(k, k): v for k, v in fields.object("options").items() if k not in MACHINE}
     if given.get("max_tokens") in (-1, -2):
         given["max_tokens"] = TO_THE_END
-    given.setdefault("temperature", 0.8)
-    options = Fields(given, "options")
+    if given.get("mirostat", 0) == 0:
+        given = {k: v for k, v in given.items() if k not in ("mirostat_tau", "mirostat_eta")}
+    options = Fields({**DEFAULTS, **given}, "options")
+    for name, values in UNUSED.items():
+        value = options.any(name, values[0])
+        if value not in values and (name != "repeat_last_n" or given.get("repetition_penalty", 1) != 1):
+            raise wrong(f"options.{name} = {shown(value)} is not supported", f"options.{name}", "unsupported_parameter")
     made = parse_options(options)
     options.finish()
     form = fields.any("format", "")
@@ -113,13 +123,14 @@ def parse_generate(body: Any) -> OllamaRequest:
 
 def parse_embed(body: Any) -> EmbeddingRequest:
     """The body of /api/embed."""
-    fields = Fields(body, ignored=("keep_alive", "options", "truncate"))
+    fields = Fields(body, ignored=("keep_alive", "options"))
     found = fields.any("input")
     texts = [found] if isinstance(found, str) else found
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts):
         raise wrong(f"input is a text or a list of texts that are not empty, got {shown(found)}", "input")
     size = fields.whole("dimensions", 1, 1, 1 << 20) if "dimensions" in fields else None
-    made = EmbeddingRequest(tuple(texts), model=fields.name("model"), dimensions=size)
+    cuts = fields.flag("truncate", True)
+    made = EmbeddingRequest(tuple(texts), model=fields.name("model"), dimensions=size, cuts=cuts)
     fields.finish()
     return made
 

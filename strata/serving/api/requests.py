@@ -112,6 +112,7 @@ class EmbeddingRequest:
     base64: bool = False
     model: str | None = None
     dimensions: int | None = None
+    cuts: bool = False  # texts that are too long, where they are else refused
 
 
 @dataclass(frozen=True)
@@ -389,8 +390,9 @@ def parse_embedding(body: Any) -> EmbeddingRequest:
         raise wrong(f"encoding_format is float or base64, got {shown(kind)}", "encoding_format", "invalid_value")
     size = fields.whole("dimensions", 1, 1, 1 << 20) if "dimensions" in fields else None
     made = EmbeddingRequest(
-        tuple(t if isinstance(t, str) else tuple(t) for t in texts), kind == "base64", fields.name("model"), size
-    )
+        tuple(t if isinstance(t, str) else tuple(t) for t in texts), kind == "base64", fields.name("model"), size,
+        fields.flag("truncate"),
+    )  # fmt: skip
     fields.finish()
     return made
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from strata.models import Call, ToolStyle, call_message
-from strata.serving.api.answers import Ended, Reader, Said, collect, usage_of
+from strata.models import Call, Tokenizer, ToolStyle, call_message
+from strata.serving.api.answers import Collected, Ended, Reader, Said, collect, shown_scores, usage_of
 from strata.serving.api.fields import Fields, shown, wrong
 from strata.serving.api.requests import (
     MOST_TOP,
@@ -22,12 +22,14 @@ from strata.serving.api.requests import (
     parse_options,
     parse_tools,
 )
-from strata.serving.generation import Generation
+from strata.serving.generation import Generation, TokenScore
 
 IGNORED: Final = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "reasoning",
-    "include", "truncation", "max_tool_calls",
+    "truncation", "max_tool_calls",
 )  # fmt: skip
+SCORES: Final = "message.output_text.logprobs"
+INCLUDED: Final = (SCORES, "reasoning.encrypted_content")  # what there is none of is included as well
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,11 @@ def parse_response(body: Any, remembered: Mapping[str, Any] | None = None) -> Re
     tools = parse_tools(fields.any("tools", []))
     choice = parse_choice(fields, tools)
     options = parse_options(fields)
-    top = fields.whole("top_logprobs", 0, 0, MOST_TOP)
+    top, include = fields.whole("top_logprobs", 0, 0, MOST_TOP), fields.any("include", [])
+    if not isinstance(include, list) or not all(i in INCLUDED for i in include):
+        raise wrong(f"include is a list of {', '.join(INCLUDED)}, got {shown(include)}", "include", "invalid_value")
+    if top or SCORES in include:
+        options = replace(options, logprobs=top)
     stream, stores, model = fields.flag("stream"), fields.flag("store", True), fields.name("model")
     if fields.flag("background"):
         raise wrong("background = true is not supported", "background", "unsupported_parameter")
@@ -130,9 +136,10 @@ class ResponseAnswer:
     """A response, whole or as the events of a stream."""
 
     def __init__(
-        self, request: ResponseRequest, generations: Sequence[Generation], model: str, style: ToolStyle | None
-    ) -> None:
-        self.request, self.generations, self._style = request, generations, style
+        self, request: ResponseRequest, generations: Sequence[Generation], tokenizer: Tokenizer, model: str,
+        style: ToolStyle | None,
+    ) -> None:  # fmt: skip
+        self.request, self.generations, self._tokenizer, self._style = request, generations, tokenizer, style
         self._id, self._created = f"resp_{secrets.token_hex(16)}", int(time.time())
         self._model = model
         self._reader = Reader(generations[0], style)
@@ -145,11 +152,21 @@ class ResponseAnswer:
     def remembered(self) -> dict[str, Any]:
         """What a later request may go on from."""
         found = collect(self.generations[0], self._style)
-        return {"items": [*self.request.items, *_output(found.text, found.calls)], "response": self.whole()}
+        return {"items": [*self.request.items, *self._items(found)], "response": self.whole()}
 
     def whole(self) -> dict[str, Any]:
         found = collect(self.generations[0], self._style)
-        return self._response(_output(found.text, found.calls), found.reason, self._id)
+        return self._response(self._items(found), found.reason, self._id)
+
+    def _items(self, found: Collected) -> list[dict[str, Any]]:
+        """All of an answer: a message, and calls behind it."""
+        said = _message(found.text, self._scores(found.scores))
+        if found.reason == "length" and not found.calls:
+            said["status"] = "incomplete"
+        return [*([said] if found.text or not found.calls else []), *(_call(c) for c in found.calls)]
+
+    def _scores(self, scores: Sequence[TokenScore]) -> list[dict[str, Any]]:
+        return shown_scores(self._tokenizer, scores) if self.request.chat.options.logprobs is not None else []
 
     def _response(self, output: list[dict[str, Any]], reason: str | None, number: str) -> dict[str, Any]:
         status = {None: "in_progress", "length": "incomplete"}.get(reason, "completed")
@@ -177,12 +194,12 @@ class ResponseAnswer:
                 found.append(self._event(kind, response=self._response([], None, self._id)))
         for event in self._reader.read():
             match event:
-                case Said(text, _):
-                    found += self._said(text)
+                case Said(text, scores):
+                    found += self._said(text, self._scores(scores))
                 case Call():
                     found += [*self._end_message(), *self._called(event)]
                 case Ended(reason):
-                    found += self._end_message()
+                    found += self._end_message("incomplete" if reason == "length" else "completed")
                     kind = "response.incomplete" if reason == "length" else "response.completed"
                     found.append(self._event(kind, response=self._response(self._output, reason, self._id)))
         return found
@@ -191,7 +208,7 @@ class ResponseAnswer:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **about}
 
-    def _said(self, text: str) -> list[dict[str, Any]]:
+    def _said(self, text: str, scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
         found = []
         if self._message is None:
             self._message = {**_message(""), "status": "in_progress", "content": []}
@@ -199,7 +216,8 @@ class ResponseAnswer:
             found.append(self._content_event("response.content_part.added", part=_part("")))
             self._message["content"] = [_part("")]
         self._message["content"][0]["text"] += text
-        found.append(self._content_event("response.output_text.delta", delta=text, logprobs=[]))
+        self._message["content"][0]["logprobs"] += scores
+        found.append(self._content_event("response.output_text.delta", delta=text, logprobs=scores))
         return found
 
     @property
@@ -210,15 +228,15 @@ class ResponseAnswer:
         assert self._message is not None
         return self._event(kind, item_id=self._message["id"], output_index=self._at, content_index=0, **about)
 
-    def _end_message(self) -> list[dict[str, Any]]:
+    def _end_message(self, status: str = "completed") -> list[dict[str, Any]]:
         if self._message is None:
             return []
         part = self._message["content"][0]
         found = [
-            self._content_event("response.output_text.done", text=part["text"], logprobs=[]),
+            self._content_event("response.output_text.done", text=part["text"], logprobs=part["logprobs"]),
             self._content_event("response.content_part.done", part=part),
         ]
-        self._message["status"] = "completed"
+        self._message["status"] = status
         found.append(self._event("response.output_item.done", output_index=self._at, item=self._message))
         self._output.append(self._message)
         self._message = None
@@ -242,19 +260,15 @@ class ResponseAnswer:
         ]  # fmt: skip
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, scores: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(scores)}
 
 
-def _message(text: str) -> dict[str, Any]:
+def _message(text: str, scores: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     return {"id": f"msg_{secrets.token_hex(16)}", "type": "message", "role": "assistant", "status": "completed",
-            "content": [_part(text)]}  # fmt: skip
+            "content": [_part(text, scores)]}  # fmt: skip
 
 
 def _call(call: Call) -> dict[str, Any]:
     return {"id": f"fc_{secrets.token_hex(16)}", "type": "function_call", "status": "completed",
             "call_id": call.number, "name": call.name, "arguments": call.arguments}  # fmt: skip
-
-
-def _output(text: str, calls: Sequence[Call]) -> list[dict[str, Any]]:
-    return [*([_message(text)] if text or not calls else []), *(_call(c) for c in calls)]

@@ -79,7 +79,7 @@ class _Api:
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told and the server goes on
-            return _refused(refusal(error, self._service.retry_after))
+            return _refused(refusal(error, self._service.retry_after), request)
         return _Stream(job, request) if job.stream else await self._whole(job, request)
 
     async def _job(self, request: Request) -> Job:
@@ -166,7 +166,7 @@ class _Api:
             except Gone:
                 return Response(status_code=499)
             except Exception as error:  # noqa: BLE001 - whatever it is, the client is told and the server goes on
-                return _refused(refusal(error, self._service.retry_after))
+                return _refused(refusal(error, self._service.retry_after), request)
             return Response(body, media_type="application/json")
         finally:
             gone.cancel()
@@ -203,14 +203,15 @@ class _Api:
         name = request.path_params["name"]
         if name not in self._service.names:
             told = f"there is no model {name[:100]!r}; there are {', '.join(self._service.names)}"
-            return _refused(Refused(404, told, field="model", code="model_not_found"))
+            return _refused(Refused(404, told, field="model", code="model_not_found"), request)
         return JSONResponse(self._service.describe(name))
 
     async def response(self, request: Request) -> Response:
         number, client = request.path_params["number"], request.state.client
         found = self._service.remembered(number, client)
         if found is None:
-            return _refused(Refused(404, f"there is no response {number[:100]!r}", code="response_not_found"))
+            refused = Refused(404, f"there is no response {number[:100]!r}", code="response_not_found")
+            return _refused(refused, request)
         if request.method == "DELETE":
             self._service.forget(number, client)
             return JSONResponse({"id": number, "object": "response", "deleted": True})
@@ -229,11 +230,12 @@ class _Api:
             body = json.loads(await self._body(request))
             name = str(body.get("model") or body.get("name")).removesuffix(":latest")
         except (Refused, ValueError, AttributeError, RecursionError, ClientDisconnect) as error:
-            return _refused(error if isinstance(error, Refused) else Refused(400, "the body is no JSON object"))
+            refused = error if isinstance(error, Refused) else Refused(400, "the body is no JSON object")
+            return _refused(refused, request)
         finally:
             self._held -= request.state.held
         if name not in self._service.names:
-            return _refused(Refused(404, f"there is no model {name[:100]!r}", code="model_not_found"))
+            return _refused(Refused(404, f"there is no model {name[:100]!r}", code="model_not_found"), request)
         engine = self._service.engines.get(name)
         template = "" if engine is None else engine.model.tokenizer.template or ""
         capabilities = ["embedding"] if engine is None else ["completion", "tools"]
@@ -246,8 +248,10 @@ def _too_large(size: int, most: int) -> Refused:
     return Refused(413, told, code="request_too_large", headers={"Connection": "close"})
 
 
-def _refused(refused: Refused) -> Response:
-    return JSONResponse(refused.body, refused.status, headers=refused.headers)
+def _refused(refused: Refused, request: Request) -> Response:
+    """An error in OpenAI's shape; clients of Ollama read a line."""
+    is_line = request.url.path.startswith("/api/")
+    return JSONResponse(refused.line if is_line else refused.body, refused.status, headers=refused.headers)
 
 
 def _waker(
@@ -300,7 +304,8 @@ class _Stream(Response):
             try:
                 text = "".join(map(self._framed, self._job.parts()))
             except Exception as error:  # noqa: BLE001 - the status is sent already: the error becomes an event
-                text, done = self._framed({**refusal(error).body, "type": "error"}), True
+                refused = refusal(error)
+                text, done = self._framed(refused.line if self._lines else {**refused.body, "type": "error"}), True
             if done and not self._lines and not self._named:
                 text += "data: [DONE]\n\n"
             if text:

@@ -430,6 +430,26 @@ def test_a_drain_has_an_end(decoder: Make) -> None:
     assert engine.cache.pool.free == engine.cache.pool.pages
 
 
+@pytest.mark.parametrize("path", [TEXT, "/api/generate"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_an_answer_is_an_error(decoder: Make, path: str, stream: bool) -> None:
+    with serve(decoder()) as server, ThreadPoolExecutor(1) as threads:
+        engine = server.service.engine
+        assert engine is not None
+        go = slowed(engine)
+        options = {"num_predict": 100} if path != TEXT else {}
+        body = {"prompt": "x", "raw": True, "options": options} if options else {"prompt": "x", "max_tokens": 100}
+        answer = threads.submit(httpx.post, f"{server.url}{path}", json={**body, "stream": stream}, timeout=60)
+        assert eventually(lambda: engine.load["running"])
+        engine.cancel_all()  # as the server does when it has to stop at once
+        go()
+        found = answer.result()
+    assert found.status_code == (200 if stream else 503)
+    assert "this was not answered whole" in found.text
+    assert 'finish_reason": "stop' not in found.text
+    assert "done_reason" not in found.text
+
+
 def test_signals_of_the_command(tmp_path: Path) -> None:
     folder = chat_folder(tmp_path / "tiny")
     command = [sys.executable, "-m", "strata.cli", "serve", str(folder), "--port", "0", "--json", "--log", "json"]

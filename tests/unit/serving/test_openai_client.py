@@ -197,6 +197,7 @@ def test_responses(client: Any) -> None:
                                    extra_body={"ignore_eos": True})  # fmt: skip
     assert (made.status, made.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert made.output_text
+    assert made.output[0].status == "incomplete"
     again = client.responses.create(model="tiny", input="more", previous_response_id=made.id, max_output_tokens=4)
     assert again.usage.input_tokens > made.usage.input_tokens
     assert client.responses.retrieve(made.id).output_text == made.output_text
@@ -215,6 +216,16 @@ def test_responses(client: Any) -> None:
         final = stream.get_final_response()
     assert set(json.loads(final.output_text)) == {"a"}
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    asked: Any = dict(model="tiny", input="hello", max_output_tokens=5, top_logprobs=2, temperature=0,
+                      include=["message.output_text.logprobs"])  # fmt: skip
+    scored = client.responses.create(**asked).output[0].content[0].logprobs
+    assert len(scored) == 5
+    assert all(len(s.top_logprobs) == 2 and s.logprob == s.top_logprobs[0].logprob for s in scored)
+    with client.responses.stream(**asked) as stream:
+        parts = [s for event in stream if event.type == "response.output_text.delta" for s in event.logprobs]
+        assert [s.token for s in parts] == [s.token for s in scored]
+    with pytest.raises(openai.BadRequestError, match="include is a list of"):
+        client.responses.create(model="tiny", input="hello", include=["web_search_call.results"])
     tool = {"type": "function", **WEATHER["function"]}
     called = client.responses.create(
         model="tiny", input="hello", tools=[tool], tool_choice="required", max_output_tokens=160,
@@ -277,6 +288,13 @@ def test_clients_of_ollama(http: httpx.Client) -> None:
                                             "options": {"num_predict": 60}}).json()  # fmt: skip
     assert isinstance(json.loads(made["response"]), dict)
     assert http.post("/api/embed", json={"model": "tiny", "input": "banana"}).json()["embeddings"] == [[6, 3]]
+    assert http.post("/api/show", json={"model": "gpt"}).json() == {"error": "there is no model 'gpt'"}
+    usual = {"mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1.0, "typical_p": 1.0, "repeat_last_n": 64}
+    assert http.post("/api/chat", json={**body, "options": {**options, **usual}}).status_code == 200
+    for other in ({"mirostat": 2}, {"repeat_last_n": 64, "repeat_penalty": 1.2}):
+        told = http.post("/api/chat", json={**body, "options": other})
+        assert (told.status_code, told.json()) == (400, {"error": f"options.{next(iter(other))} = "
+                                                         f"{next(iter(other.values()))} is not supported"})  # fmt: skip
 
 
 def test_answers_to_random_schemas_are_valid(chat_model: Callable[[], Decoder]) -> None:

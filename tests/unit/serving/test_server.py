@@ -267,6 +267,13 @@ def test_vectors() -> None:
         assert "makes no texts" in ask(server.url, TEXT, {"prompt": "x"})["error"]["message"]
         many = ask(server.url, VECTORS, {"input": ["x"] * 3000})
         assert "3000 at once are more than 2048" in many["error"]["message"]
+        for long in ("a" * 65, [97] * 65):
+            told = ask(server.url, VECTORS, {"input": ["x", long]})["error"]
+            assert told["code"] == "context_length_exceeded"
+            assert "more than the 64 tokens that the model reads" in told["message"]
+        assert ask(server.url, VECTORS, {"input": "a" * 65, "truncate": True})["data"][0]["embedding"] == [64, 64]
+        assert ask(server.url, "/api/embed", {"input": "a" * 65})["embeddings"] == [[64, 64]]
+        assert "more than the 64" in ask(server.url, "/api/embed", {"input": "a" * 65, "truncate": False})["error"]
 
 
 def test_mistakes() -> None:
