@@ -84,8 +84,7 @@ def finetune(
     tokens = token_rows(given, texts, chosen)
     _train(step, tokens, chosen, found, progress)
     for name, change in changes.items():
-        a, b = step.values[f"{name}.lora_A"], step.values[f"{name}.lora_B"]
-        changes[name] = LowRank(a, b / np.float32(change.scale), change.scale)
+        changes[name] = LowRank(step.values[f"{name}.lora_A"], step.values[f"{name}.lora_B"], change.scale)
     if output is not None:
         save_adapter(output, given, found)
     return found

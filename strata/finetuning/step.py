@@ -19,7 +19,8 @@ ops: Any = functions
 class TrainingStep:
     """Loss and gradients of `batch` sequences of `length` tokens, by the weights that are trained.
 
-    `changes` are low-rank changes of matmuls; `trained` names parameters of the graph, or all floats if it is None.
+    `changes` are low-rank changes of matmuls; `trained` names parameters of the graph, or all floats if it is None. A
+    graph has B times the scale of its change; values and gradients are those of B itself.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class TrainingStep:
         counts = builder.graph.input("counts", (builder.batch, builder.count), f32)
         builder.build()
         builder.check()
-        self.model, self.batch, self.length, self.layers = model, batch, length, model.config.layers
+        self.model, self.batch, self.length = model, batch, length
         graph = builder.graph
         logits = graph.results[0]
         chosen = ops.take_along_axis(ops.log_softmax(logits, axis=-1), ops.insert_axis(labels, -1), axis=-1)
@@ -45,16 +46,18 @@ class TrainingStep:
         loss = -ops.sum(lost) / ops.sum(counts)
         bound = graph.returning(loss).bind({"B": batch, "S": length, "C": length})
         wanted = set(changes)
+        self._scales = {f"{name}.lora_B": np.float32(change.scale) for name, change in changes.items()}
         self.values: dict[str, np.ndarray] = {
-            n: np.array(a, np.float32) for n, a in builder.bound.items()
+            n: np.array(a, np.float32) / self._scales.get(n, np.float32(1)) for n, a in builder.bound.items()
             if (n in trained if trained is not None else n.rpartition(".lora_")[0] in wanted)
         }  # fmt: skip
         self.compiled = Session(model.device).compile(value_and_grad(bound, wrt=list(self.values)))
         self.compiled.set_params(builder.bound)
         self.weight_bytes = sum(a.nbytes for n, a in builder.bound.items() if n not in self.values)
-        width = model.config.kv_heads * model.config.head_dim
-        empty = np.zeros((batch, length, width), np.float32)
-        self._feeds = {f"{kind}{i}": empty for i in range(self.layers) for kind in ("keys", "values")}
+        self._feeds = {
+            slot.name: np.zeros((batch, *(() if slot.is_fixed else (length,)), *slot.shape), np.float32)
+            for slot in model.config.slots
+        }
 
     @property
     def planned_bytes(self) -> int:
@@ -74,9 +77,12 @@ class TrainingStep:
             "counts": np.ascontiguousarray(counts, np.float32), "past": np.zeros(1, np.int64), **self._feeds,
         }  # fmt: skip
         loss, *grads = self.compiled.run(feeds)
-        return float(loss), dict(zip(self.values, grads, strict=True))
+        return float(loss), self._scaled(dict(zip(self.values, grads, strict=True)))
 
     def update(self, values: Mapping[str, np.ndarray]) -> None:
         """The trained values from now on."""
         self.values.update(values)
-        self.compiled.set_params(values)
+        self.compiled.set_params(self._scaled(values))
+
+    def _scaled(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {n: a * self._scales[n] if n in self._scales else a for n, a in arrays.items()}
