@@ -163,8 +163,11 @@ def test_bodies_that_wait_take_no_more_memory_than_they_may(server: Server, monk
 def test_chats_are_not_endless(server: Server, path: str) -> None:
     name = "input" if path == "/v1/responses" else "messages"
     told = ask(server.url, path, {name: [{"role": "user", "content": "x"}] * 2049})["error"]
-    assert told["message"] == f"{name} is a list of up to 2048, got 2049"
-    assert (told["param"], told["code"]) == (name, "array_above_max_length")
+    message = f"{name} is a list of up to 2048, got 2049"
+    if path == "/api/chat":
+        assert told == message
+    else:
+        assert (told["message"], told["param"], told["code"]) == (message, name, "array_above_max_length")
 
 
 def test_special_tokens_in_messages_are_text(chat_model: Make) -> None:
