@@ -301,5 +301,8 @@ REGRESSIONS: dict[str, Program] = {
             exact("transpose", V[3], (2, 1, 0)), Step("sum", (V[4],), (("axis", (0, 2)),)),
         ],
     ),
+    "a reshaped column times itself": program(
+        leaf(f32, 4, 8, "n"), steps=[exact("reshape", V[0], (32, -1)), Step("use:gram", (V[1], True))], n=1
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

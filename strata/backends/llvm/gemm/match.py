@@ -130,10 +130,10 @@ def _roles(kernel: Kernel, normal: Kernel) -> _Roles:
     """A sum is a dot product where few rows are multiplied by a matrix that it goes along, a matrix by one column,
     or a row by a column; else terms are added one after the other. What counts are sizes, known or not.
 
-    Axes that a reshape has put together are apart in the normal form only."""
+    Axes of the result that a reshape has put together are apart in the normal form only."""
     store = kernel.stores[0]
     sums = next((n for n in postorder([store.value]) if isinstance(n, Reduce)), None)
-    if kernel is not normal and sums is not None and any(_puts_together(n) for n in postorder([sums.body])):
+    if kernel is not normal and sums is not None and any(_divides(n, sums.axes) for n in postorder([sums.body])):
         return _roles(normal, normal)
     product = sums.body.args if sums is not None and isinstance(sums.body, Scalar) else ()
     factors = [x for x in map(_through_cast, product) if isinstance(x, Load)]
@@ -156,10 +156,11 @@ def _roles(kernel: Kernel, normal: Kernel) -> _Roles:
     return _Roles(is_matrix=True, along=tuple((where, name) for where, name in found if where != 0))
 
 
-def _puts_together(node: Expr) -> bool:
-    """Whether a load divides an axis, as reshaped values do."""
+def _divides(node: Expr, summed: Sequence[Axis]) -> bool:
+    """Whether a load divides an axis that is not summed over, as reshaped values do."""
     indices = node.index if isinstance(node, Load) else ()
-    return any(not isinstance(atom, Axis) for index in indices for atom in linear(index).terms)
+    atoms = [atom for index in indices for atom in linear(index).terms if not isinstance(atom, Axis)]
+    return any(not atom.free <= set(summed) for atom in atoms)
 
 
 def _is_at_most(size: Dim, most: int) -> Dim:
