@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strata.cli import show
 from strata.cli.installed import SMOLLM, given_or_installed
 from strata.cli.parser import Mistake
 from strata.cli.text import load_model
 from strata.config import using
+
+if TYPE_CHECKING:
+    from strata.models import PromptTokens
 
 HELP = "/reset forgets what was said, /save FILE.json writes it, /help says this, /exit or Ctrl-D ends it"
 
@@ -30,20 +33,23 @@ class Conversation:
 
     def reset(self) -> None:
         """Begin again, with the system's message only."""
-        self.messages: list[dict[str, str]] = list(self.start)
+        self.messages: list[dict[str, Any]] = list(self.start)
         self._held: list[int] = []
         self._state: Any = None
         self.prompt_tokens = self.read_tokens = self.made_tokens = 0
 
-    def reply(self, text: str) -> Iterator[str]:
+    def reply(self, text: str, images: Sequence[str] = ()) -> Iterator[str]:
         """The pieces of the answer to a message, which both become part of the conversation."""
         from strata.models import Speech
 
-        self.messages.append({"role": "user", "content": text})
-        ids = self._ids()
+        parts = [*({"type": "image", "path": path} for path in images), {"type": "text", "text": text}]
+        self.messages.append({"role": "user", "content": parts if images else text})
+        read = self._read()
+        ids = read.ids
         kept = self._held if self._state is not None and ids[: len(self._held)] == self._held != ids else []
         if not kept:
             self._state = self.model.start()
+        self._state.seen = read.seen
         self.prompt_tokens, self.read_tokens, self.made_tokens = len(ids), len(ids) - len(kept), 0
         speech, pieces, made = Speech(self.model.tokenizer, ()), [], []
         room = min(self.max_tokens, self.model.context - len(ids))
@@ -61,13 +67,13 @@ class Conversation:
         self._held = (ids + made)[: self._state.length]
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
-    def _ids(self) -> list[int]:
+    def _read(self) -> PromptTokens:
         """The tokens of the conversation; the oldest turns go where the context has no room for an answer."""
         while True:
-            ids: list[int] = self.model.prompt_ids(self.messages)
+            read: PromptTokens = self.model.read_prompt(self.messages)
             first = len(self.start)
-            if len(ids) + 16 <= self.model.context or len(self.messages) <= first + 1:
-                return ids
+            if len(read.ids) + 16 <= self.model.context or len(self.messages) <= first + 1:
+                return read
             del self.messages[first : first + 2]
 
 
@@ -79,6 +85,9 @@ def chat(options: Namespace) -> None:
         model, options.system, options.max_tokens, temperature=options.temperature, top_k=options.top_k,
         top_p=options.top_p, seed=options.seed,
     )  # fmt: skip
+    images = list(options.image or ())
+    if images and not model.sees:
+        raise Mistake("chat: --image is for models that see, and this one does not")
     is_shown = not options.json and sys.stdin.isatty()
     if is_shown:
         print(f"{Path(path).name}, {model.context} tokens of context. {HELP}\n")
@@ -88,7 +97,8 @@ def chat(options: Namespace) -> None:
                 if not _command(talk, line, options.json):
                     return
             elif line.strip():
-                _turn(talk, line, as_json=options.json, with_rate=is_shown)
+                _turn(talk, line, images, as_json=options.json, with_rate=is_shown)
+                images = []  # they belong to the first message
 
 
 def _lines(is_shown: bool) -> Iterator[str]:
@@ -107,9 +117,9 @@ def _lines(is_shown: bool) -> Iterator[str]:
         yield from (line.rstrip("\n") for line in sys.stdin)
 
 
-def _turn(talk: Conversation, line: str, *, as_json: bool, with_rate: bool) -> None:
+def _turn(talk: Conversation, line: str, images: Sequence[str] = (), *, as_json: bool, with_rate: bool) -> None:
     start, first, text = time.perf_counter(), 0.0, ""
-    for piece in talk.reply(line):
+    for piece in talk.reply(line, images):
         first = first or time.perf_counter() - start
         text += piece
         if not as_json:

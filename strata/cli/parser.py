@@ -203,6 +203,9 @@ def _chat(parser: CommandParser) -> None:
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before anything else")
+    parser.add_argument(
+        "--image", metavar="FILE", action="append", help="show an image with the first message; repeatable"
+    )
     _sampling(parser, 512)
     _threads(parser)
     _json(parser)

@@ -5,7 +5,7 @@ from typing import Any
 
 from strata.arguments import public_names
 from strata.io.gguf import GgufFile, GgufTensor, load_gguf, quantized_tensor, save_gguf, undecodable
-from strata.io.image import load_image
+from strata.io.image import decode_image, load_image
 from strata.io.mapped import release_pages
 from strata.io.npz import load_npy, load_npz
 from strata.io.packed import packed_weights

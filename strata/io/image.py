@@ -6,11 +6,12 @@ import os
 import struct
 import zlib
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
-from strata.core import open_file, read_bytes
+from strata.core import read_bytes
 from strata.errors import FileError, file_error
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -25,18 +26,20 @@ def load_image(path: str | os.PathLike[str]) -> np.ndarray:
         data = read_bytes(place)
     except OSError as error:
         raise file_error(place, error, code="F150", what="cannot be read", who="load_image") from None
+    return decode_image(data, f"load_image: {place.name}")
+
+
+def decode_image(data: bytes, name: str = "the image", *, most: int = MOST_PIXELS) -> np.ndarray:
+    """An image from the bytes of its file, as `load_image` gives it; `name` is what an error calls it. One with more
+    pixels than `most` is refused before it is unpacked."""
     if data.startswith(SIGNATURE):
-        return decode_png(data)
+        return decode_png(data, most=most)
     if find_spec("PIL") is None:
-        raise FileError(
-            f"load_image: {place.name} is no PNG; other kinds need the package pillow",
-            code="F150",
-            fix="pip install pillow",
-        )
-    return _with_pillow(place)
+        raise FileError(f"{name} is no PNG; other kinds need the package pillow", code="F150", fix="pip install pillow")
+    return _with_pillow(data, name, most)
 
 
-def decode_png(data: bytes) -> np.ndarray:
+def decode_png(data: bytes, *, most: int = MOST_PIXELS) -> np.ndarray:
     """The pixels of a PNG file (not interlaced, up to 8 bits a channel)."""
     chunks = list(_chunks(data))
     if not chunks or chunks[0][0] != b"IHDR" or len(chunks[0][1]) != 13:
@@ -46,7 +49,7 @@ def decode_png(data: bytes) -> np.ndarray:
         raise FileError(
             f"png: colour type {colour} with {depth} bits, interlaced {interlaced}, is not read", code="F150"
         )
-    if not 0 < width * height <= MOST_PIXELS:
+    if not 0 < width * height <= most:
         raise FileError(f"png: an image of {width} x {height} pixels is not read", code="F150")
     channels = CHANNELS[colour]
     row = -(-width * channels * depth // 8)
@@ -143,15 +146,15 @@ def _on_white(pixels: np.ndarray) -> np.ndarray:
     return ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
 
 
-def _with_pillow(place: Path) -> np.ndarray:
+def _with_pillow(data: bytes, name: str, most: int) -> np.ndarray:
     from PIL import Image
 
     try:
-        with open_file(place) as file, Image.open(file) as opened:
-            if opened.width * opened.height > MOST_PIXELS:
-                raise FileError(f"load_image: {opened.width} x {opened.height} pixels are not read", code="F150")
+        with Image.open(BytesIO(data)) as opened:
+            if opened.width * opened.height > most:
+                raise FileError(f"{name} has {opened.width} x {opened.height} pixels, which are not read", code="F150")
             return np.asarray(opened.convert("RGB"))
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(f"load_image: {place.name} is no image that pillow reads: {error}", code="F150") from None
+        raise FileError(f"{name} is no image that pillow reads: {error}", code="F150") from None

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         hit_counts,
         merged_mask,
     )
+    from strata.models.generating.prompts import PromptTokens, from_url
     from strata.models.grammar import Grammar
     from strata.models.ocr import Line, TextReader
     from strata.models.paged import PagedCache, PagePool, PageTable, page_bytes, page_keys
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from strata.models.speech import Speech
     from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
     from strata.models.vision.detection import Detection, DetectionModel
+    from strata.models.vision.language import ImageDecoder
     from strata.models.vision.model import ImageModel, Label
     from strata.models.vision.towers import ImageTextModel
     from strata.models.weights import read_json
@@ -66,15 +68,17 @@ _PLACES = {
     "EncoderDecoder": "seq2seq.engine", "TextToText": "seq2seq.model", "Whisper": "audio.transcribe",
     "Transcript": "audio.transcribe", "load_wav": "audio.sound", "CtcSpeech": "audio.ctc",
     "Segment": "audio.transcribe",
+    "ImageDecoder": "vision.language", "PromptTokens": "generating.prompts", "from_url": "generating.prompts",
     "Detection": "vision.detection", "DetectionModel": "vision.detection",
     "ImageModel": "vision.model", "ImageTextModel": "vision.towers", "Label": "vision.model",
 }  # fmt: skip
 __all__ = ["PAGE", "CtcSpeech", "DecodeState", "Decoder", "Detection", "DetectionModel", "Encoder",
-           "EncoderDecoder", "ExpertPool", "ExpertStore", "ExpertStores", "Grammar", "ImageModel",
+           "EncoderDecoder", "ExpertPool", "ExpertStore", "ExpertStores", "Grammar", "ImageDecoder", "ImageModel",
            "ImageTextModel", "Label", "Line", "LowRank", "Model", "Moves", "NgramDraft", "PagePool", "PageTable",
-           "PagedCache", "Sampler", "Segment", "Speech", "TextReader", "TextToText", "Tokenizer", "Transcript",
-           "Whisper", "affordable_experts", "folder_tokenizer", "gguf_tokenizer", "hit_counts", "load", "load_wav",
-           "log_probabilities", "merged_mask", "page_bytes", "page_keys", "read_json"]  # fmt: skip
+           "PagedCache", "PromptTokens", "Sampler", "Segment", "Speech", "TextReader", "TextToText", "Tokenizer",
+           "Transcript", "Whisper", "affordable_experts", "folder_tokenizer", "from_url", "gguf_tokenizer",
+           "hit_counts", "load", "load_wav", "log_probabilities", "merged_mask", "page_bytes", "page_keys",
+           "read_json"]  # fmt: skip
 
 load = public(load)
 

@@ -37,6 +37,8 @@ OTHERS = {  # the module that loads a folder of each other kind
     **dict.fromkeys(("convnext", "convnextv2"), "vision.convnext"),
     "segformer": "vision.segformer",
     **dict.fromkeys(("swin", "swinv2"), "vision.swin"),
+    **dict.fromkeys(("smolvlm", "idefics3"), "vision.smolvlm"),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "vision.qwen_vl"),
     "detr": "vision.detr",
     "rt_detr": "vision.rt_detr",
     "whisper": "audio.whisper",

@@ -22,6 +22,7 @@ from strata.models.chat import answer
 from strata.models.generating.contrastive import contrastive_tokens
 from strata.models.generating.experts import ExpertStores
 from strata.models.generating.prompt_cache import load_prompt, save_prompt
+from strata.models.generating.prompts import PromptTokens, SeenImages, images_of
 from strata.models.generating.stages import StagedGraph
 from strata.models.generating.together import best_beam, samples
 from strata.models.grammar import Grammar
@@ -36,7 +37,7 @@ from strata.runtime import CompiledGraph
 CONTEXT = 8192  # tokens that are planned for where a model could take more
 FIRST_CAPACITY = 256  # rows of a new cache; it doubles when it is full
 Runnable = CompiledGraph | StagedGraph
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | PromptTokens
 
 
 @dataclass
@@ -48,6 +49,7 @@ class DecodeState:
     length: int = 0
     feeds: dict[str, Any] = field(default_factory=dict)
     slots: Sequence[Slot] = ()  # what the caches are; of a KV cache alone where nothing is said
+    seen: SeenImages | None = None  # what tokens of the prompt show
 
     @property
     def capacity(self) -> int | None:
@@ -76,6 +78,7 @@ class Decoder(Model):
         self.is_quantized = False  # some weights are blocks, whose matmuls with few rows and with many differ in bits
 
     outputs = ("logits",)
+    sees = False  # whether prompts may have images
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -193,9 +196,15 @@ class Decoder(Model):
         widths = (self.config.vocab, self._hidden) if hidden else (self.config.vocab,)
         found = [np.empty((batch, count, n) if every else (batch, n), np.float32) for n in widths]
         feeds = {"input_ids": ids, "past": np.array([state.length], np.int64), **state.feeds}
+        feeds |= self.seen_feeds([state.seen] * batch, [state.length] * batch, count)
         graph.run_into(feeds, [found[0], *state.caches, *found[1:]])
         state.length += count
         return found
+
+    def seen_feeds(self, seen: Sequence[SeenImages | None], starts: Sequence[int], count: int) -> dict[str, np.ndarray]:
+        """What a step takes beside ids and caches: what so many tokens of each sequence show, from `starts` on."""
+        del seen, starts, count
+        return {}
 
     def _check_room(self, tokens: int) -> None:
         if tokens > self.context:
@@ -234,6 +243,8 @@ class Decoder(Model):
     ) -> list[int]:
         """Ids of a text, of chat messages by the model's template (with the tools that the model may call), or as they
         are. Of a prompt with more than `limit` tokens, no more is read than it takes to know that."""
+        if isinstance(prompt, PromptTokens):
+            return prompt.ids
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt) if limit is None else self.tokenizer.encode(prompt, limit=limit)
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
@@ -243,6 +254,16 @@ class Decoder(Model):
         except TypeError:
             kind = type(prompt).__name__
             raise OptionError(f"generate: a prompt is a text, messages or token ids, got {kind}", code="O606") from None
+
+    def read_prompt(
+        self, prompt: Prompt, *, images: Sequence[Any] = (), tools: Sequence[Mapping[str, Any]] | None = None,
+        limit: int | None = None,
+    ) -> PromptTokens:  # fmt: skip
+        """The ids of a prompt as `prompt_ids` has them, and what its images show where the model sees."""
+        is_chat = isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+        if images or (is_chat and images_of(prompt)):  # type: ignore[arg-type]
+            raise OptionError("generate: this model does not see images", code="O606")
+        return PromptTokens(self.prompt_ids(prompt, tools=tools, limit=limit))
 
     def tokens(
         self,
@@ -262,7 +283,7 @@ class Decoder(Model):
         """
         if not ids:
             raise OptionError("generate: the prompt is empty", code="O266")
-        state = state or self.start(capacity=max(FIRST_CAPACITY, _whole(len(ids) + min(max_tokens, 64))))
+        state = state or self._begun(PromptTokens(list(ids)), max_tokens)
         numbers, before = sampler.stream(), list(ids)
         logits = self.step(state, np.asarray([ids[state.length :]], np.int32))[0]
         matcher = None if grammar is None else grammar.matcher(self.tokenizer, self.config.vocab)
@@ -286,11 +307,13 @@ class Decoder(Model):
             logits = self.step(state, np.array([[token]], np.int32))[0]
 
     def token_rows(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampler: Sampler, ends: Sequence[int] = ()
-    ) -> Iterator[list[int | None]]:
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampler: Sampler, ends: Sequence[int] = (),
+        seen: Sequence[SeenImages | None] = (),
+    ) -> Iterator[list[int | None]]:  # fmt: skip
         """New tokens of many prompts of any lengths, a step at a time; None for a prompt that has ended.
 
-        Each prompt goes through the graph alone, unpadded; then all that have not ended take steps together.
+        Each prompt goes through the graph alone, unpadded; then all that have not ended take steps together. `seen` is
+        what the images of each prompt show.
         """
         if not all(prompts):
             raise OptionError("generate: a prompt is empty", code="O266")
@@ -303,6 +326,8 @@ class Decoder(Model):
         tables = [cache.table() for _ in prompts]
         for table, n in zip(tables, rows, strict=True):
             table.reserve(n)
+        for table, shown in zip(tables, seen, strict=False):
+            table.seen = shown
         logits = [cache.step([t], np.asarray([ids], np.int32))[0] for t, ids in zip(tables, prompts, strict=True)]
         live = list(range(len(prompts)))
         numbers, before = [sampler.stream() for _ in prompts], [list(ids) for ids in prompts]
@@ -336,7 +361,9 @@ class Decoder(Model):
             seed=seed, **sampling,
         )  # fmt: skip
         tokens: list[list[int]] = [[] for _ in prompts]
-        for row in self.token_rows([self.prompt_ids(p) for p in prompts], max_tokens, sampler, self.tokenizer.eos):
+        read = [self.read_prompt(p) for p in prompts]
+        ids, seen = [r.ids for r in read], [r.seen for r in read]
+        for row in self.token_rows(ids, max_tokens, sampler, self.tokenizer.eos, seen):
             for kept, token in zip(tokens, row, strict=True):
                 if token is not None:
                     kept.append(token)
@@ -348,7 +375,7 @@ class Decoder(Model):
         stream: bool = False, n: int | None = None, beams: int = 1, length_penalty: float = 1.0,
         draft: Decoder | None = None, draft_tokens: int | None = None, grammar: Grammar | None = None,
         show_special: bool = False, context_shift: bool = False, prompt_cache: str | os.PathLike[str] | None = None,
-        penalty_alpha: float | None = None, **sampling: Any,
+        penalty_alpha: float | None = None, images: Sequence[Any] = (), **sampling: Any,
     ) -> Any:  # fmt: skip
         """Generate text from a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces.
 
@@ -362,13 +389,15 @@ class Decoder(Model):
         a temperature of 0, and of the same distribution above. `grammar` is what the text has to follow, such as
         `Grammar.json_schema(schema)`. With `show_special`, special tokens are part of the text. With `context_shift`,
         a text may be longer than the context: the older half is forgotten when that is full. `prompt_cache` is a file
-        that keeps what was computed for the prompt; what is in it already is not computed again.
+        that keeps what was computed for the prompt; what is in it already is not computed again. `images` are those
+        that the image tokens of a text stand for, where the model sees; messages have their own.
         """
         sampler, ends = self._sampler(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
             seed=seed, **sampling,
         ), self.tokenizer.eos  # fmt: skip
-        ids = self.prompt_ids(prompt)
+        read = self.read_prompt(prompt, images=images)
+        ids = read.ids
         ways = {"draft": draft is not None, "grammar": grammar is not None, "n": n is not None, "beams": beams != 1,
                 "prompt_cache": prompt_cache is not None, "context_shift": context_shift,
                 "penalty_alpha": penalty_alpha is not None}  # fmt: skip
@@ -377,6 +406,8 @@ class Decoder(Model):
         if alone is not None and len(asked) > 1:
             other = next(name for name in asked if name != alone)
             raise OptionError(f"generate: {alone} does not go with {other}; give one of them", code="O610")
+        if read.seen is not None and read.seen.at.any() and set(asked) - {"grammar"}:
+            raise OptionError(f"generate: images do not go with {asked[0]}; give one of them", code="O610")
         if (n is not None or beams != 1) and stream:
             raise OptionError("generate: several texts at once are no stream", code="O610")
         if n is not None:
@@ -394,10 +425,16 @@ class Decoder(Model):
         elif draft is not None:
             chosen = drafted_tokens(self, draft, ids, max_tokens, sampler, count=draft_tokens, ends=ends)
         else:
-            state = None if prompt_cache is None else self._remembered(prompt_cache, ids)
+            state = self._begun(read, max_tokens) if prompt_cache is None else self._remembered(prompt_cache, ids)
             chosen = self.tokens(ids, max_tokens, sampler, ends, state, grammar, context_shift=context_shift)
         pieces = said(chosen, self.tokenizer, stop, special=show_special)
         return pieces if stream else "".join(pieces)
+
+    def _begun(self, read: PromptTokens, max_tokens: int) -> DecodeState:
+        """A state for a prompt, which it has not read, and an answer."""
+        state = self.start(capacity=max(FIRST_CAPACITY, _whole(len(read.ids) + min(max_tokens, 64))))
+        state.seen = read.seen
+        return state
 
     @staticmethod
     def _sampler(**sampling: Any) -> Sampler:

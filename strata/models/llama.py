@@ -145,12 +145,16 @@ class LlamaGraph(CachedGraph):
         inner = self.feed_forward(self.norm(x, f"{at}pre_feedforward_layernorm", c.hidden), number)
         return x + self.norm(inner, f"{at}post_feedforward_layernorm", c.hidden)
 
+    def embedded(self) -> Value:
+        """The vectors of the new tokens."""
+        c = self.config
+        x = self.embedding(self.ids, "embed_tokens.weight", c.vocab, c.hidden)
+        return x if c.embedding_scale == 1.0 else x * c.embedding_scale
+
     def build(self) -> LlamaGraph:
         """The whole graph: logits, then keys and values of every layer."""
         c = self.config
-        x = self.embedding(self.ids, "embed_tokens.weight", c.vocab, c.hidden)
-        if c.embedding_scale != 1.0:
-            x = x * c.embedding_scale
+        x = self.embedded()
         for i in range(c.layers):
             x = self.layer(x, i)
         self.finish(self.logits(self.asked(x)))

@@ -16,6 +16,7 @@ from strata.models.cached import PAGE, Layout, carried_names, pooled
 
 if TYPE_CHECKING:
     from strata.models.generate import Decoder
+    from strata.models.generating.prompts import SeenImages
 
 
 MOST_PAGES = 1 << 24  # with their numbers in one list
@@ -103,6 +104,7 @@ class PageTable:
         self.pages: list[int] = []
         self.length = 0
         self.state: dict[str, np.ndarray] = {}  # of layers without a KV cache, [1, ...]
+        self.seen: SeenImages | None = None  # what tokens of the prompt show
 
     @property
     def capacity(self) -> int:
@@ -205,6 +207,7 @@ class PagedCache:
         carried = {**self.pools, **later}
         results = [carried[name] for name in carried_names(self.model.config.slots, self.layout)]
         feeds = {"input_ids": ids, "past": past, "table": pages, **self.pools, **states}
+        feeds |= self.model.seen_feeds([t.seen for t in tables], [t.length for t in tables], count)
         graph.run_into(feeds, [logits, *results])
         for name, rows in later.items():
             for i, table in enumerate(tables):
@@ -214,12 +217,13 @@ class PagedCache:
         return logits
 
 
-def page_keys(ids: Sequence[int], adapter: str | None = None) -> list[bytes]:
-    """A key for each whole page of a prompt: the same for the same tokens behind the same beginning."""
+def page_keys(ids: Sequence[int], adapter: str | None = None, seen: SeenImages | None = None) -> list[bytes]:
+    """A key for each whole page of a prompt: the same for the same tokens, and images, behind the same beginning."""
     found: list[bytes] = []
     key = (adapter or "").encode()
     numbers = np.asarray(ids, np.int32)
     for at in range(0, len(ids) - PAGE + 1, PAGE):
-        key = hashlib.blake2b(key + numbers[at : at + PAGE].tobytes(), digest_size=32).digest()
+        shown = b"" if seen is None else seen.digest(at, at + PAGE)
+        key = hashlib.blake2b(key + numbers[at : at + PAGE].tobytes() + shown, digest_size=32).digest()
         found.append(key)
     return found

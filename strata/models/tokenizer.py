@@ -197,6 +197,10 @@ class Tokenizer:
         found: int | None = self._inner.token_to_id(name)
         return found
 
+    def name_of(self, token: int) -> str:
+        """The name of a token in the vocabulary; empty where there is no such token."""
+        return str(self._inner.id_to_token(token) or "")
+
     def special_id(self, name: str) -> int | None:
         """The id of a token that was added to the vocabulary under this name as a special one."""
         found = self._inner.get_added_tokens_decoder().items()

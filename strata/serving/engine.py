@@ -122,7 +122,8 @@ class Engine:
             seed=seed, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
             logit_bias=logit_bias or {},
         )  # fmt: skip
-        ids = self.model.prompt_ids(prompt, tools=tools, limit=self.model.context)
+        read = self.model.read_prompt(prompt, tools=tools, limit=self.model.context)
+        ids = read.ids
         speech = Speech(self.model.tokenizer, stop, special=show_special)
         if not isinstance(max_tokens, int) or max_tokens < (0 if prompt_logprobs is not None else 1):
             raise OptionError(f"generate: max_tokens {max_tokens!r} is no positive number", code="O606")
@@ -131,6 +132,7 @@ class Engine:
         made = Generation(
             self, next(self._numbers), ids, sampler, max_tokens, speech, adapter, client=client, priority=priority,
             logprobs=logprobs, prompt_logprobs=prompt_logprobs, matcher=matcher, ignore_eos=ignore_eos,
+            seen=read.seen,
         )  # fmt: skip
         with self._changed:
             if self._closing:
@@ -263,6 +265,7 @@ class Engine:
             return False  # it waits until those with the other adapter are done
         table = self.cache.table()
         request.table = table
+        table.seen = request.seen
         self._share(request, len(request.prompt_ids))
         request.cached_tokens = max(request.cached_tokens, table.length)
         tokens = len(request.prompt_ids) + len(request.tokens)

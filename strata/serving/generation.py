@@ -14,6 +14,7 @@ from strata.errors import RunError, StrataError
 from strata.models import NgramDraft, PageTable, Sampler, Speech, log_probabilities, page_keys
 
 if TYPE_CHECKING:
+    from strata.models.generating.prompts import SeenImages
     from strata.models.grammar import Matcher
     from strata.serving.engine import Engine
 
@@ -44,6 +45,7 @@ class Generation:
         self, engine: Engine, number: int, ids: Sequence[int], sampler: Sampler, max_tokens: int, speech: Speech,
         adapter: str | None = None, *, client: str = "", priority: int = 0, logprobs: int | None = None,
         prompt_logprobs: int | None = None, matcher: Matcher | None = None, ignore_eos: bool = False,
+        seen: SeenImages | None = None,
     ) -> None:  # fmt: skip
         self.number, self.prompt_ids, self.max_tokens, self.adapter = number, list(ids), max_tokens, adapter
         self.client, self.priority = client, priority
@@ -63,7 +65,8 @@ class Generation:
         self.ignore_eos = ignore_eos
         self.wants_end = False
         self.last_step = 0  # in which it took part
-        self.keys = page_keys(self.prompt_ids, adapter)
+        self.seen = seen  # what tokens of the prompt show
+        self.keys = page_keys(self.prompt_ids, adapter, seen)
         self.ending: tuple[str, Exception | None] | None = None
         self._matcher = matcher
         self._engine = engine

@@ -18,6 +18,8 @@ from strata.serving.api import ollama
 from strata.serving.api.answers import TextAnswer
 from strata.serving.api.embeddings import Gone, embed, rerank
 from strata.serving.api.errors import Refused
+from strata.serving.api.fields import wrong
+from strata.serving.api.pictures import with_pictures
 from strata.serving.api.requests import (
     ChatRequest,
     EmbeddingRequest,
@@ -263,6 +265,10 @@ class Service:
         prompts: list[Any] = []
         if isinstance(request, ChatRequest):
             messages: Sequence[dict[str, Any]] = request.messages
+            if any(isinstance(m["content"], list) for m in messages):
+                if not engine.model.sees:
+                    raise wrong("messages: this model does not see images", "messages", "unsupported_parameter")
+                messages = with_pictures(messages)
             if request.uses_tools:
                 style = style_of(engine.model.tokenizer.template)
                 form = request.format

@@ -41,6 +41,9 @@ def measure(name: str, folder: Path) -> tuple[dict[str, float], dict[str, Any], 
         for beams, rows in kept["tokens"].items():
             same = stored.generated(ours, case, int(beams)) == rows
             errors[f"tokens, {beams} beams"] = 0.0 if same else float("inf")
+    if case.sees:
+        kept["seen"] = oracle.seen_tokens(case, model)
+        errors["tokens"] = 0.0 if stored.seen_tokens(ours, case) == kept["seen"] else float("inf")
     if case.generation:
         kept["speech"] = oracle.transcripts(case, model)
         errors["tokens of speech"] = 0.0 if stored.transcribed(ours) == kept["speech"] else float("inf")
@@ -55,7 +58,7 @@ def table(chosen: list[str], *, write: bool) -> bool:
         with tempfile.TemporaryDirectory() as place:
             errors, kept[name], seconds = measure(name, Path(place))
         worst = max(errors, key=lambda n: errors[n])
-        same = "equal" if CASES[name].tokens or CASES[name].generation else ""
+        same = "equal" if CASES[name].tokens or CASES[name].generation or CASES[name].sees else ""
         figures = (name, CASES[name].model, f"{errors[worst]:.1e}", worst, same, f"{seconds:.1f} s")
         print(f"| {' | '.join(figures)} |", flush=True)
         if not errors[worst] <= LIMIT:

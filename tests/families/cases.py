@@ -22,6 +22,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)  # of the call in transformers
     tokens: bool = False  # whether text is generated, too
     generation: dict[str, Any] = field(default_factory=dict)  # what generation_config.json says of speech
+    sees: bool = False  # whether text is generated from a prompt with images
 
 
 def images(height: int, width: int, count: int = 3) -> Callable[[np.random.Generator], Arrays]:
@@ -56,6 +57,22 @@ def waveforms(rng: np.random.Generator) -> Arrays:
     mask = np.arange(900) < np.array((900, 611))[:, None]
     return {"input_values": np.where(mask, rng.standard_normal(mask.shape), 0).astype(np.float32),
             "attention_mask": mask}  # fmt: skip
+
+
+def squares(rng: np.random.Generator) -> Arrays:
+    """A prompt with two squares of four vectors each."""
+    ids = rng.integers(3, 90, (1, 23))
+    ids[0, 4:8] = ids[0, 10:14] = 99
+    return {"input_ids": ids, "pixel_values": rng.standard_normal((1, 2, 3, 16, 16)).astype(np.float32)}
+
+
+def patches(rng: np.random.Generator) -> Arrays:
+    """A prompt with images of six and of eight vectors."""
+    ids = rng.integers(3, 90, (1, 30))
+    ids[0, 4:10] = ids[0, 14:22] = 99
+    grids = np.array([[1, 4, 6], [1, 8, 4]])
+    return {"input_ids": ids, "image_grid_thw": grids,
+            "pixel_values": rng.standard_normal((56, 3 * 2 * 16)).astype(np.float32)}  # fmt: skip
 
 
 TEXT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=60,
@@ -97,6 +114,20 @@ DETR = dict(backbone_config=BACKBONE, use_timm_backbone=False, backbone=None, d_
 RT_DETR = {**DETR, "decoder_layers": 2, "encoder_hidden_dim": 16, "encoder_in_channels": [8, 16],
            "decoder_in_channels": [16, 16], "num_feature_levels": 2, "encode_proj_layers": [1], "feat_strides": [4, 8],
            "backbone_config": {**BACKBONE, "model_type": "rt_detr_resnet", "out_indices": [1, 2]}}  # fmt: skip
+LANGUAGE = dict(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
+                pad_token_id=0)  # fmt: skip
+SMOLVLM = dict(text_config=dict(model_type="llama", **LANGUAGE), image_token_id=99, scale_factor=2, pad_token_id=0,
+               vision_config=dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+                                  image_size=16, patch_size=4))  # fmt: skip
+MROPE = dict(rope_type="default", rope_theta=10000.0, mrope_section=[1, 1, 2])
+QWEN_VL = dict(text_config=dict(**LANGUAGE, rope_parameters=MROPE), image_token_id=99, vision_start_token_id=98,
+               vision_end_token_id=97, video_token_id=96, vision_config=dict(
+                   depth=2, embed_dim=16, hidden_size=32, num_heads=2, patch_size=4, mlp_ratio=2))  # fmt: skip
+QWEN_LATER = {**QWEN_VL, "vision_config": dict(
+    depth=3, hidden_size=16, out_hidden_size=32, intermediate_size=24, num_heads=2, patch_size=4, window_size=16,
+    fullatt_block_indexes=[1])}  # fmt: skip
+SHOWN = {"mm_token_type_ids": (patches(np.random.default_rng(0))["input_ids"] == 99).astype(np.int64)}
 FOUND = ("logits", "pred_boxes")
 MADE = ("logits", "encoder_last_hidden_state")
 CASES: dict[str, Case] = {
@@ -149,5 +180,10 @@ CASES: dict[str, Case] = {
         "RTDetrForObjectDetection",
         {**RT_DETR, "hidden_expansion": 0.5, "num_feature_levels": 3, "backbone_config": {
             **RT_DETR["backbone_config"], "layer_type": "bottleneck", "depths": [2, 1]}}, images(32, 32), FOUND),
+    "smolvlm": Case("SmolVLMForConditionalGeneration", SMOLVLM, squares, ("logits",), sees=True),
+    "idefics3": Case("Idefics3ForConditionalGeneration", {**SMOLVLM, "tie_word_embeddings": True}, squares,
+                     ("logits",), sees=True),
+    "qwen2_vl": Case("Qwen2VLForConditionalGeneration", QWEN_VL, patches, ("logits",), SHOWN, sees=True),
+    "qwen2_5_vl": Case("Qwen2_5_VLForConditionalGeneration", QWEN_LATER, patches, ("logits",), SHOWN, sees=True),
     "segformer, labels": Case("SegformerForImageClassification", SEGFORMER, images(64, 64), ("logits",)),
 }  # fmt: skip

@@ -68,8 +68,25 @@ def results(case: Case, model: Any) -> dict[str, np.ndarray]:
 
     given = {k: torch.tensor(_kind(k, v)) for k, v in case.inputs(np.random.default_rng(0)).items()}
     with torch.no_grad():
-        out = model(**given, **case.options)
+        out = model(**given, **_options(case))
     return {name: np.asarray(out[name]) for name in case.outputs}
+
+
+def _options(case: Case) -> dict[str, Any]:
+    import torch
+
+    return {k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in case.options.items()}
+
+
+def seen_tokens(case: Case, model: Any) -> list[int]:
+    """What transformers generates from a prompt with images."""
+    import torch
+
+    given = {k: torch.tensor(v) for k, v in case.inputs(np.random.default_rng(0)).items()}
+    model.generation_config.eos_token_id = None
+    with torch.no_grad():
+        made = model.generate(**given, **_options(case), max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
+    return [int(t) for t in made[0, given["input_ids"].shape[1] :]]
 
 
 def tokens(case: Case, model: Any, beams: int, count: int = TOKENS) -> list[list[int]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.models import Sampler
 from tests.families.cases import Case
 
 BEAMS = (1, 4)
@@ -57,6 +58,15 @@ def generated(model: Any, case: Case, beams: int) -> list[list[int]]:
     rows = [list(map(int, row[kept])) for row, kept in zip(given["input_ids"], given["attention_mask"], strict=True)]
     found: list[list[int]] = model.generate_ids(rows, max_tokens=TOKENS, beams=beams)
     return found
+
+
+def seen_tokens(model: Any, case: Case) -> list[int]:
+    """The tokens that we generate from a prompt with images."""
+    given = case.inputs(np.random.default_rng(0))
+    read = model.prompt_of(given.pop("input_ids")[0], given)
+    state = model.start()
+    state.seen = read.seen
+    return list(model.tokens(read.ids, TOKENS, Sampler(), (), state))
 
 
 def record(config: dict[str, Any], shapes: dict[str, tuple[int, ...]], found: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -76,14 +76,14 @@ def answer(
     known = [tool_of(t) for t in tools or ()]
     chosen = _choice(choice, known)
     if not known or chosen.kind == "none":
-        return ChatStream(model.generate(model.prompt_ids(laid_out), stream=True, **options), None)
+        return ChatStream(model.generate(model.read_prompt(laid_out), stream=True, **options), None)
     if options.get("grammar") is not None or options.get("draft") is not None:
         raise OptionError("chat: tools have a grammar of their own; give no grammar and no draft", code="O610")
     style = style_of(model.tokenizer.template)
     if style.described:
-        ids = model.prompt_ids(with_tools(laid_out, known, style))
+        ids = model.read_prompt(with_tools(laid_out, known, style))
     else:
-        ids = model.prompt_ids(laid_out, tools=[t.described() for t in known])
+        ids = model.read_prompt(laid_out, tools=[t.described() for t in known])
     grammar = tool_grammar(known, chosen, style, model.tokenizer)
     pieces = model.generate(ids, stream=True, **{**options, "grammar": grammar, "show_special": True})
     return ChatStream(pieces, style)

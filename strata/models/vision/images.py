@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from strata.errors import FileError, OptionError, ShapeError
-from strata.io import load_image
+from strata.io import decode_image, load_image
 from strata.models.numbers import mapping, real, whole
 from strata.models.weights import read_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")
+MOST_SIDE = 4096  # pixels of a side of an image that is resized to a longest edge
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, where a family has no others
 
 
@@ -35,13 +37,7 @@ class ImageSettings:
     @classmethod
     def from_folder(cls, folder: Path, fallback: Mapping[str, Any]) -> ImageSettings:
         """From the folder's own file; `fallback` has what the family uses where the file is silent."""
-        found: dict[str, Any] = {}
-        for name in FILES:
-            if (folder / name).exists():
-                found = read_json(folder / name)
-                found = mapping(found, "image_processor") or found
-                break
-        return cls.from_json({**fallback, **{k: v for k, v in found.items() if v is not None}})
+        return cls.from_json({**fallback, **processor_settings(folder)})
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> ImageSettings:
@@ -91,6 +87,16 @@ class ImageSettings:
         return resize(image, *target(image.shape, self.size), self.resample)
 
 
+def processor_settings(folder: Path) -> dict[str, Any]:
+    """What a folder says about images, without what it leaves open."""
+    for name in FILES:
+        if (folder / name).exists():
+            found = read_json(folder / name)
+            found = mapping(found, "image_processor") or found
+            return {k: v for k, v in found.items() if v is not None}
+    return {}
+
+
 def target(shape: Sequence[int], size: Mapping[str, int]) -> tuple[int, int]:
     """The height and width that an image of this shape is resized to."""
     if "height" in size:
@@ -110,6 +116,28 @@ def target(shape: Sequence[int], size: Mapping[str, int]) -> tuple[int, int]:
         return height, width
     other = int((edge if raw is None else raw) * long / short)
     return (other, edge) if width < height else (edge, other)
+
+
+def with_longest(shape: Sequence[int], edge: int) -> tuple[int, int]:
+    """The height and width with this longer side; the shorter one is even, and neither is beyond the bound."""
+    high, wide = shape[:2]
+    part = wide / high
+    size = (int(edge / part), edge) if wide >= high else (edge, int(edge * part))
+    high, wide = max(size[0] + size[0] % 2 * (wide >= high), 1), max(size[1] + size[1] % 2 * (wide < high), 1)
+    if max(high, wide) > MOST_SIDE:
+        part = wide / high
+        high, wide = (int(MOST_SIDE / part), MOST_SIDE) if wide >= high else (MOST_SIDE, int(MOST_SIDE * part))
+    return max(high, 1), max(wide, 1)
+
+
+def in_squares(shape: Sequence[int], side: int) -> tuple[int, int]:
+    """The height and width that squares divide; the longer side decides."""
+    high, wide = shape[:2]
+    if wide >= high:
+        longer = math.ceil(wide / side) * side
+        return math.ceil(int(longer / (wide / high)) / side) * side, longer
+    longer = math.ceil(high / side) * side
+    return longer, math.ceil(int(longer * (wide / high)) / side) * side
 
 
 def resize(image: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
@@ -140,9 +168,11 @@ def centre(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def as_image(image: Any) -> np.ndarray:
-    """An image as u8[H, W, 3]: of a file, of Pillow, or an array of bytes with one, three or four channels."""
+    """An image as u8[H, W, 3]: a file, its bytes, of Pillow, or an array of u8 with one, three or four channels."""
     if isinstance(image, (str, os.PathLike)):
         return load_image(image)
+    if isinstance(image, bytes):
+        return decode_image(image)
     if hasattr(image, "convert"):  # of Pillow
         return np.asarray(image.convert("RGB"))
     found = np.asarray(image)

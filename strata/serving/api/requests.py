@@ -333,7 +333,9 @@ def _message(at: int, found: Any) -> dict[str, Any]:
     role, given, calls = fields.any("role"), fields.any("content"), fields.any("tool_calls")
     if role not in ROLES:
         raise wrong(f"{name}: the role {shown(role)} is none of {', '.join(ROLES)}", "messages", "invalid_value")
-    content = "" if given is None and calls and role == "assistant" else content_text(given, name)
+    content: Any = "" if given is None and calls and role == "assistant" else None
+    if content is None:
+        content = content_parts(given, name) if role == "user" else content_text(given, name)
     made: dict[str, Any] = {"role": str(role), "content": content}
     author = fields.name("name")
     if author is not None:
@@ -348,6 +350,24 @@ def _message(at: int, found: Any) -> dict[str, Any]:
             raise wrong(f"{name}: a tool's message has a tool_call_id", "messages")
         made["tool_call_id"] = number
     fields.finish()
+    return made
+
+
+def content_parts(content: Any, name: str) -> str | list[dict[str, Any]]:
+    """A text; or, where some of its parts are images, the parts: texts, and URLs of images."""
+    kinds = [p.get("type") if isinstance(p, Mapping) else None for p in content] if isinstance(content, list) else []
+    if "image_url" not in kinds:
+        return content_text(content, name)
+    made = []
+    for kind, part in zip(kinds, content, strict=True):
+        if kind == "image_url":
+            given = part.get("image_url")
+            url = given.get("url") if isinstance(given, Mapping) else given
+            if not isinstance(url, str):
+                raise wrong(f"{name}: image_url has a url, got {shown(given)}", "messages", "invalid_type")
+            made.append({"type": "image", "image": url})
+        else:
+            made.append({"type": "text", "text": content_text([part], name)})
     return made
 
 

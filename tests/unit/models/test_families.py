@@ -47,6 +47,11 @@ def test_tokens_greedy_and_by_beams(name: str, tmp_path: Path) -> None:
         assert stored.generated(model, CASES[name], int(beams)) == rows
 
 
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].sees])
+def test_tokens_from_images(name: str, tmp_path: Path) -> None:
+    assert stored.seen_tokens(st.load(folder(tmp_path / "model", name)), CASES[name]) == KNOWN[name]["seen"]
+
+
 def test_speech_in_windows_with_times(tmp_path: Path) -> None:
     """Languages, tasks, times, beams, and sound of several windows."""
     assert stored.transcribed(st.load(folder(tmp_path / "model", "whisper"))) == KNOWN["whisper"]["speech"]
