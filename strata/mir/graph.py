@@ -182,8 +182,10 @@ class Graph:
         """The results with inputs, then parameters, replaced by values: the graph inlined."""
         leaves = (*self.inputs, *self.params)
         if len(args) != len(leaves):
+            missing = ", ".join(leaf_name(x) for x in leaves[len(args) :])
+            rest = f"; there is nothing for {missing}" if missing else ""
             raise OptionError(
-                f"graph {self.name!r} takes {len(leaves)} values, got {len(args)}", code="O115", place=here()
+                f"graph {self.name!r} takes {len(leaves)} values, got {len(args)}{rest}", code="O115", place=here()
             )
         for leaf, arg in zip(leaves, args, strict=True):
             if leaf.type != arg.type:

@@ -33,7 +33,8 @@ HERE = "programs/test_behaviours.py"
 
 # number: tests as (file, function), or golden cases of a pass by their file
 SHOWN: dict[int, list[tuple[str, str] | str]] = {
-    1: [(PIPELINE, "test_a_linear_block_is_one_kernel"), (PIPELINE, "test_memory_is_shared")],
+    1: [(PIPELINE, "test_a_linear_block_is_one_kernel"), (HERE, "test_a_linear_block_has_five_nodes"),
+        (PIPELINE, "test_memory_is_shared")],
     2: [(LOWER, "test_swiglu_ffn")],
     3: [(PIPELINE, "test_modules_defined_by_a_function"), (PIPELINE, "test_a_plan_passes_through")],
     4: [(LOWER, "test_swiglu_ffn"), (FUSION, "test_the_gate_is_in_its_product")],
@@ -51,7 +52,7 @@ SHOWN: dict[int, list[tuple[str, str] | str]] = {
     16: [(FUSION, "test_a_bias_may_be_declared_first"), (HERE, "test_operands_may_be_declared_late")],
     17: [(FUSION, "test_a_residual_is_part_of_its_norm")],
     18: [(FUSION, "test_a_residual_is_part_of_its_norm")],
-    19: [(FUSION, "test_a_split_product_is_a_miss")],
+    19: [(HERE, "test_a_residual_that_is_a_result_is_kept"), (FUSION, "test_a_split_product_is_a_miss")],
     20: [(HERE, "test_a_norm_and_a_reshape_are_one_kernel")],
     21: [(HERE, "test_a_pair_of_products_is_one_and_two_slices")],
     22: ["share_matmul", (PASSES, "test_shared_products_become_slices")],
@@ -204,6 +205,7 @@ SHOWN |= {
           (COLLECTIVES, "test_processes_on_loopback")],
     114: [(HERE, "test_scale_and_softcap_change_attention_as_the_formula_says")],
     115: [(HERE, "test_draws_follow_the_softmax_and_differ_from_run_to_run"),
+          (HERE, "test_greedy_is_the_first_of_the_largest"),
           (f"{OPS}sampling.py", "test_greedy_needs_no_key")],
     116: [(f"{OPS}gguf_blocks.py", "test_case_73_hand_made_blocks"),
           (f"{OPS}gguf_blocks.py", "test_case_103_decoders_equal_the_gguf_package_bit_for_bit")],
@@ -257,6 +259,15 @@ def linear(fused: bool = False) -> HirModule:
     return m.outputs(m.linear_fused(x, w, b, act="gelu") if fused else m.linear(x, w, b, act="gelu"))
 
 
+def test_a_linear_block_has_five_nodes() -> None:
+    m = HirModule("linear")
+    m.outputs(m.linear(m.input("x", (4, 8)), m.param("w", (8, 16)), m.param("b", (16,))))
+    result = CompilePipeline("cpu").compile(m)
+    names = sorted(n.op.name for n in result.lir.graph.nodes())
+    assert names == ["add", "input", "matmul", "param", "param"]
+    assert (result.fusion.nodes_after, result.fusion.fused_products) == (5, 1)
+
+
 def test_a_block_of_symbolic_sizes_specialises() -> None:
     m = HirModule("m")
     x = m.input_batch_seq("x", hidden=64)
@@ -298,6 +309,21 @@ def test_operands_may_be_declared_late() -> None:
     labels = [[s.label for s in CompilePipeline("cpu").compile(g).lir.schedule] for g in graphs]
     assert labels[0] == labels[1]
     assert str(graphs[0]) == str(graphs[1])
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_a_residual_that_is_a_result_is_kept(norm: str) -> None:
+    g = Graph("residual")
+    x, y = g.input("x", f32[3, 8]), g.input("y", f32[3, 8])
+    total = x + y
+    compiled = Session("cpu").compile(g.outputs(getattr(ops, norm)(total), total))
+    added = [n for s in compiled.lir.schedule for n in s.nodes if n.op.name == "add" and n.inputs[1].shape == (3, 8)]
+    assert len(added) == 1
+    rng = np.random.default_rng(4)
+    a, b = (rng.normal(size=(3, 8)).astype(np.float32) for _ in range(2))
+    normal, kept = compiled.run(x=a, y=b)
+    np.testing.assert_array_equal(kept, a + b)
+    np.testing.assert_allclose(normal, evaluate(g.returning(getattr(ops, norm)(total)), {"x": a, "y": b})[0], rtol=1e-5)
 
 
 def test_a_pair_of_products_is_one_and_two_slices() -> None:
@@ -346,7 +372,7 @@ def test_an_inlined_graph_needs_all_its_values() -> None:
     np.testing.assert_allclose(
         evaluate(outer.outputs(y), {"x": values})[0], values * np.exp(values) + values, rtol=1e-6
     )
-    with pytest.raises(OptionError, match="graph 'inner' takes 2 values, got 1"):
+    with pytest.raises(OptionError, match="graph 'inner' takes 2 values, got 1; there is nothing for b"):
         inner.call(x)
     with pytest.raises(ShapeError, match=r"graph 'inner': b is f32\[3\], got f32\[4\]"):
         inner.call(x, ops.concat([x, x[:1]], axis=0))
@@ -375,14 +401,20 @@ def test_views_take_no_memory() -> None:
     scratch = [b for b in lir.buffers if b.role == "scratch"]
     assert [b.type.shape for b in scratch] == [(8, 8)]
     assert lir.arena_size == 256
+    assert [s.inputs for s in lir.schedule[1:]] == [(scratch[0].name,)] * 2
+    first, second = (repr(k.stores[0].value) for k in lir.kernels.values())
+    assert "in0[add(floordiv(r0a, 8), 1), mod(r0a, 8)]" in first  # from element 8 on, which is the second row
+    assert "in0[floordiv(r0a, 8), mod(r0a, 8)]" in second
 
 
 def test_sampling_is_the_epilogue() -> None:
     g = Graph("sample")
     logits = g.input("x", f32[2, 8]) @ g.param("w", f32[8, 16])
-    phases = {s.label: s.phase for s in plan(g.outputs(ops.topk(logits, 3)[1])).schedule}
-    assert phases["matmul"] == "steady"
-    assert phases["topk"] == "epilogue"
+    for chosen in (ops.sample(logits, greedy=True), ops.sample(logits, g.input("key", (2,), "u32"))):
+        schedule = CompilePipeline("cpu").compile(g.returning(chosen)).lir.schedule
+        (product,) = [i for i, s in enumerate(schedule) if "matmul" in s.label]
+        assert schedule[product].phase == "steady"
+        assert {s.phase for s in schedule[product + 1 :]} == {"epilogue"}
 
 
 def test_variants_bind_their_sizes_and_differ() -> None:
@@ -480,6 +512,14 @@ def test_scale_and_softcap_change_attention_as_the_formula_says(device: str) -> 
         seen.append(out)
     assert not np.allclose(seen[0], seen[1])
     assert not np.allclose(seen[0], seen[2])
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_greedy_is_the_first_of_the_largest(device: str) -> None:
+    logits = np.random.default_rng(3).integers(0, 4, (64, 9)).astype(np.float32)
+    g = Graph("greedy")
+    (found,) = Session(device).compile(g.outputs(ops.sample(g.input("x", (64, 9)), greedy=True))).run(x=logits)
+    np.testing.assert_array_equal(found, logits.argmax(-1))
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])

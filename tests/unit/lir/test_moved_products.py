@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import strata as st
+from strata import ops
 from strata.backends.llvm.gemm.match import find_contraction
 from strata.mir import Graph
 
@@ -34,3 +35,18 @@ def test_heads_that_are_put_together_stay_with_their_product() -> None:
     p, v = g.input("p", (2, 4, 16, 24)), g.input("v", (2, 4, 24, 8))
     g.outputs((p @ v).transpose((0, 2, 1, 3)).reshape((2, 16, 32)))
     assert st.Session("cpu").compile(g).explain().kernel_count == 1
+
+
+def test_what_waits_for_a_step_behind_a_product_is_no_epilogue_of_it(rng: np.random.Generator) -> None:
+    """Its squares are summed up in the kernel that computes them, and are not stored."""
+    g = Graph("behind")
+    x, w = g.input("x", (6, 8)), g.param("w", (8, 16))
+    product = x @ w
+    total = product + ops.sort(product)
+    g.outputs(total, ops.sum(total * total, axis=-1))
+    compiled = st.Session("cpu").compile(g)
+    assert [b.type.shape for b in compiled.lir.buffers if b.role == "scratch"] == [(6, 16)] * 2  # product, sorted
+    arrays = {k: rng.normal(size=v.shape).astype(np.float32) for k, v in (("x", x), ("w", w))}
+    compiled.set_param("w", arrays["w"])
+    for got, wanted in zip(compiled.run(x=arrays["x"]), st.evaluate(g, arrays), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

@@ -143,10 +143,16 @@ def test_a_feed_forward_layer_of_an_encoder() -> None:
 def test_a_chain_is_one_region(device: str) -> None:
     g = Graph("g")
     a, b, c = (g.input(n, f32[4]) for n in "abc")
-    found = report(g.outputs(ops.relu((a + b) * c)), device)
-    assert (found.kernels, found.elementwise_region) == (1, 1)
-    chosen = report(g.returning(ops.where(a > b, a, b) + c), device)
-    assert (chosen.kernels, chosen.elementwise_region) == (1, 1)
+    chosen = ops.where(a > b, a, b) + c
+    programs = ((ops.relu((a + b) * c), ["add", "multiply", "relu"]), (chosen, ["greater", "where", "add"]))
+    for value, names in programs:
+        made = compiled(g.returning(value), device)
+        assert (made.fusion.kernels, made.fusion.elementwise_region) == (1, 1)
+        (step,) = made.lir.schedule
+        assert [n.op.name for n in step.nodes] == names
+        assert sorted(step.inputs) == ["a", "b", "c"]
+        apart = compiled(g.returning(value), device, fusion=False)
+        assert [[n.op.name for n in s.nodes] for s in apart.lir.schedule] == [[name] for name in names]
 
 
 def test_one_op_is_no_region_and_a_reduction_is_none() -> None:
