@@ -18,6 +18,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import linecache
 import os
 import sys
 import tempfile
@@ -63,7 +64,7 @@ def run(notebook: dict[str, Any]) -> list[list[Output]]:
             printed = io.StringIO()
             try:
                 with contextlib.redirect_stdout(printed):
-                    value = _value("".join(cell["source"]), f"<cell {number + 1}>", names)
+                    value = _value("".join(cell["source"]), f"cell {number + 1}", names)
             except Exception as error:
                 error.add_note(f"in cell {number + 1}:\n{''.join(cell['source'])}")
                 raise
@@ -79,6 +80,7 @@ def run(notebook: dict[str, Any]) -> list[list[Output]]:
 
 def _value(source: str, name: str, names: dict[str, Any]) -> Any:
     """Run a cell; the value of its last expression, if that does not end in a semicolon."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # as Jupyter does, for reports
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, name, "exec", dont_inherit=True), names)  # noqa: S102 - our own notebook

@@ -22,4 +22,5 @@ def trace(options: Namespace) -> None:
     if options.json:
         show.as_json({"file": options.output, "events": len(tracer.events)})
         return
-    print(f"{len(tracer.events)} events in {options.output}: open it at https://ui.perfetto.dev or chrome://tracing")
+    print(f"{len(tracer.events)} events in {options.output}: `strata view {options.output}` makes a page of it;")
+    print("https://ui.perfetto.dev and chrome://tracing open it, too")

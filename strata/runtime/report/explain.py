@@ -66,7 +66,7 @@ class Explanation:
         fused = sum(len(s.ops) for s in _all(self.steps) if s.is_fused)
         lines = [
             f"{self.name}: {self.kernel_count} steps a run, {fused} ops fused",
-            self.fusion.summary_line(),
+            f"{self.fusion.nodes_before} nodes as written, {self.fusion.nodes_after} after the passes; {self._missed()}",
             "",
             "steps",
         ]
@@ -76,11 +76,20 @@ class Explanation:
             to = f" → {cut.consumer}" if cut.consumer else ""
             lines.append(f"  {cut.producer}{to}: {cut.reason}{_lines((cut.place,) if cut.place else ())}")
         lines += ["", "passes"]
-        lines += [f"  {p.name}: {p.before} → {p.after} nodes, {p.seconds * 1e3:.1f} ms" for p in self.fusion.passes]
+        changed = [p for p in self.fusion.passes if p.changed]
+        idle = [p for p in self.fusion.passes if not p.changed]
+        lines += [f"  {p.name}: {p.before} → {p.after} nodes, {p.seconds * 1e3:.1f} ms" for p in changed]
+        if idle:
+            took = sum(p.seconds for p in idle) * 1e3
+            lines.append(f"  {len(idle)} {'others ' * bool(changed)}changed nothing, {took:.1f} ms")
         lines += ["", "memory", *(f"  {line}" for line in self.memory.splitlines())]
         if self.code:
             lines += ["", "code (as text: `.code[name]`)", f"  {', '.join(self.code)}"]
         return "\n".join(lines)
+
+    def _missed(self) -> str:
+        found = [f"{m.label}: {m.reason}" for m in self.fusion.missed]
+        return f"missed fusions: {'; '.join(found)}" if found else "no fusion was missed"
 
 
 def _all(steps: Iterable[StepLine]) -> Iterator[StepLine]:
@@ -109,7 +118,7 @@ def explain_plan(lir: Lir, fusion: FusionReport, code: Mapping[str, str] | None 
     try:
         memory = lir.memory_report()
     except SymbolError:
-        memory = "known when the sizes are: " + ", ".join(sorted(lir.symbols))
+        memory = "known when these sizes are known: " + ", ".join(sorted(lir.symbols))
     cuts = tuple(
         CutLine(
             c.producer.op.called,
