@@ -64,9 +64,10 @@ class Explanation:
 
     def __str__(self) -> str:
         fused = sum(len(s.ops) for s in _all(self.steps) if s.is_fused)
+        before, after = self.fusion.nodes_before, self.fusion.nodes_after
         lines = [
             f"{self.name}: {self.kernel_count} steps a run, {fused} ops fused",
-            f"{self.fusion.nodes_before} nodes as written, {self.fusion.nodes_after} after the passes; {self._missed()}",
+            f"{before} nodes as written, {after} after the passes; {self._missed()}",
             "",
             "steps",
         ]
