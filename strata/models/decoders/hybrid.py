@@ -153,7 +153,7 @@ class BambaGraph(HybridGraph):
         found, gate = self.heads_mixed(
             x, at, layer, heads, c.mixed // heads, c.state, c.groups_of_state, c.kernel, c.limits
         )
-        y = self.norm(found * ops.activation(gate, c.activation), f"{at}norm", c.mixed)
+        y = self.gated_norm(found, ops.activation(gate, c.activation), f"{at}norm", c.groups_of_state, c.eps)
         return self.linear(y, f"{at}out_proj", c.hidden, c.mixed)
 
 

@@ -114,7 +114,7 @@ class Mamba2Graph(MambaGraph):
         c, at = self.config, f"layers.{layer}.mixer."
         found, gate = self.heads_mixed(x, at, layer, c.heads, c.inner // c.heads, c.state, c.groups, c.kernel,
                                        c.limits)  # fmt: skip
-        y = self.norm(found * ops.activation(gate, c.activation), f"{at}norm")
+        y = self.gated_norm(found, ops.activation(gate, c.activation), f"{at}norm", c.groups, c.eps)
         return self.linear(y, f"{at}out_proj", c.hidden, c.inner)
 
 

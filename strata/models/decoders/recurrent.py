@@ -131,6 +131,14 @@ class RecurrentGraph(CachedGraph):
         found = found + values * ops.reshape(self.param(f"{at}D", (heads,)), (heads, 1))
         return ops.reshape(found, (*rows, inner)), gate
 
+    def gated_norm(self, x: Value, gate: Value, name: str, groups: int, eps: float) -> Value:
+        """The norm behind the mixer of Mamba-2: of each group of heads, after its gate."""
+        batch, count, width = x.shape[0], x.shape[1], int(x.shape[-1])
+        parts = ops.reshape(x * gate, (batch, count, groups, width // groups))
+        whole = ops.reshape(ops.rms_norm(parts, eps=eps), (batch, count, width))
+        found: Value = whole * self.param(f"{name}.weight", (width,))
+        return found
+
     def delta_scan(self, q: Value, k: Value, v: Value, g: Value, beta: Value, slot: str) -> Value:
         """The gated delta rule: q and k [B, S, H, n], v [B, S, H, m], g and beta [B, S, H]; a state is [B, H, n, m]."""
         found: Value
