@@ -350,14 +350,19 @@ def using(**changes: object) -> Iterator[Config]:
             logger.setLevel(level)
 
 
-@contextlib.contextmanager
-def holding(settings: Config) -> Iterator[None]:
+class Settled:
     """Settings that were made before, for the block: what `using` does, for calls that come often."""
-    token = _current.set(settings)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_settings", "_token")
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._settings)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 @functools.cache

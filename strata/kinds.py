@@ -226,7 +226,14 @@ def _mapping(base: type, key: Kind | None, item: Kind | None) -> Kind:
     if key is not None and item is not None:
         words += f" of {_plural(key.words)} to {_plural(item.words)}"
 
+    def is_plain(value: dict[Any, Any]) -> bool:
+        return (key is None or all(type(k) in key.plain for k in value)) and (
+            item is None or all(type(v) in item.plain for v in value.values())
+        )
+
     def take(value: Any) -> Any:
+        if type(value) is dict and is_plain(value):
+            return value
         if not isinstance(value, collections.abc.Mapping):
             raise Wrong
         made = {_inside(k, key, "the key "): _inside(v, item, f"{shown(k)}: ") for k, v in value.items()}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.config import config, holding, logger
+from strata.config import Settled, config, logger
 from strata.core import new_lock
 from strata.errors import ArgumentError, StrataError
 from strata.io import onnx
@@ -351,7 +351,7 @@ class InferenceSession:
             from dataclasses import replace
 
             self._held = base, replace(base, num_threads=threads)
-        return holding(self._held[1])
+        return Settled(self._held[1])
 
     def _check(self, feeds: Mapping[str, Any]) -> None:
         """Refuse inputs that are not those of the model, in onnxruntime's words."""
