@@ -55,7 +55,7 @@ def normalize(kernel: Kernel) -> Kernel:
 
 def ordered(kernel: Kernel) -> Kernel:
     """The kernel with an order for every sum that is rounded."""
-    return _rewrite(_rewrite(kernel, _split_reduction), _ordered) if _has_folds(kernel) else kernel
+    return _rewrite(_rewrite(kernel, _split_lying_apart), _ordered) if _has_folds(kernel) else kernel
 
 
 def _ordered(node: Expr) -> Expr:
@@ -182,16 +182,34 @@ def _store_split(kernel: Kernel) -> tuple[Axis, Dim] | None:
     return None
 
 
-def _split_reduction(node: Expr) -> Expr:
+def _split_reduction(node: Expr, is_kept: Callable[[Expr, Axis, Axis], bool] | None = None) -> Expr:
+    """The reduction with two axes in place of each that is divided, but for those that are to be kept."""
     if not isinstance(node, Reduce) or node.kind in ("argmax", "argmin"):
         return node
     for axis, by in sums_of_sums(node) if node.is_rounded else divisions((node.body,)):
         if axis in node.axes and (node.is_rounded or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
             outer, inner = _halves(axis, by)
             body = substitute_axes((node.body,), {axis: outer * size(by) + inner})[node.body]
+            if is_kept is not None and is_kept(body, outer, inner):
+                continue
             axes = tuple(x for y in node.axes for x in ((outer, inner) if y is axis else (y,)))
-            return _split_reduction(node.over(axes, body))
+            return _split_reduction(node.over(axes, body), is_kept)
     return node
+
+
+def _split_lying_apart(node: Expr) -> Expr:
+    """A matmul whose terms a reshape has put together has the order of one without the reshape, where they lie one
+    behind the other in both factors: it is the same matmul."""
+    if isinstance(node, Reduce) and node.is_rounded and node.sums_products:
+        return _split_reduction(node, _lies_as_one)
+    return _split_reduction(node)
+
+
+def _lies_as_one(body: Expr, outer: Axis, inner: Axis) -> bool:
+    loads = [n for n in postorder((body,)) if isinstance(n, Load)]
+    if len({n.buffer for n in loads}) != 2 or any(n.where is not None for n in loads):
+        return False
+    return _contiguous([load(_flat(n.buffer), (address(n.index, n.buffer),)) for n in loads], outer, inner)
 
 
 def sums_of_sums(node: Reduce) -> list[tuple[Axis, Dim]]:

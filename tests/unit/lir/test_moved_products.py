@@ -50,3 +50,19 @@ def test_what_waits_for_a_step_behind_a_product_is_no_epilogue_of_it(rng: np.ran
     compiled.set_param("w", arrays["w"])
     for got, wanted in zip(compiled.run(x=arrays["x"]), st.evaluate(g, arrays), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_terms_that_a_reshape_puts_together_are_those_of_one_matmul(rng: np.random.Generator) -> None:
+    """Looked-up rows side by side, and a layer behind them: a matmul by the template, with the bits of one without."""
+    x, w = rng.normal(size=(20, 6, 32)).astype(np.float32), rng.normal(size=(48, 192)).astype(np.float32)
+    results = []
+    for shape in ((20, 6, 32), (20, 192)):
+        g = Graph("reshaped")
+        rows = g.input("x", shape).reshape((20, 192))
+        g.outputs(rows @ g.param("w", (48, 192)).transpose((1, 0)))
+        compiled = st.Session("cpu").compile(g)
+        assert all(find_contraction(k) is not None for k in compiled.lir.kernels.values())
+        compiled.set_param("w", w)
+        results.append(compiled.run(x=x.reshape(shape))[0])
+    assert results[0].tobytes() == results[1].tobytes()
+    np.testing.assert_allclose(results[0], x.reshape(20, 192) @ w.T, rtol=1e-4, atol=1e-4)
