@@ -141,10 +141,10 @@ function layout({ boxes, edges }) {
       if (waiting.get(b) === 0) ready.push(b);
     }
   }
-  const fed = new Set();  // what comes from an input keeps its rank; weights and what is made of them go next to their use
+  const fed = new Set();  // what is computed from an input keeps its rank; leaves and what is made of weights go next to their use
   for (const k of order) if (boxes.get(k).kind === "input" || into.get(k).some((a) => fed.has(a))) fed.add(k);
   for (const k of [...order].reverse())
-    if (!fed.has(k) && out.get(k).length) rank.set(k, Math.max(rank.get(k), Math.min(...out.get(k).map((b) => rank.get(b))) - 1));
+    if ((!fed.has(k) || !into.get(k).length) && out.get(k).length) rank.set(k, Math.max(rank.get(k), Math.min(...out.get(k).map((b) => rank.get(b))) - 1));
   const rows = [];
   for (const k of order) (rows[rank.get(k)] ||= []).push(k);
   const x = new Map();
@@ -154,16 +154,20 @@ function layout({ boxes, edges }) {
     if (!row) return;
     const wish = new Map(row.map((k) => [k, near.get(k).length ? mean(near.get(k)) : x.get(k)]));
     row.sort((a, b) => wish.get(a) - wish.get(b));
-    let edge = -Infinity, shift = 0;
-    for (const k of row) { const at = Math.max(wish.get(k), edge); shift += wish.get(k) - at; x.set(k, at); edge = at + WIDE + GAP; }
-    shift /= row.length;
+    let edge = -Infinity;
+    for (const k of row) { x.set(k, Math.max(wish.get(k), edge)); edge = x.get(k) + WIDE + GAP; }
+    const inner = row.filter((k) => into.get(k).length), kept = inner.length ? inner : row;  // leaves make way for what is computed
+    const shift = kept.reduce((sum, k) => sum + wish.get(k) - x.get(k), 0) / kept.length;
     for (const k of row) x.set(k, x.get(k) + shift);
   };
   for (let sweep = 0; sweep < 4; sweep++) {
     for (const row of rows) settle(row, into);
     for (let i = rows.length - 1; i >= 0; i--) settle(rows[i], out);
   }
-  for (const [k, box] of boxes) { box.x = x.get(k) ?? 0; box.y = (rank.get(k) ?? 0) * ROW; }
+  for (const [k, box] of boxes) {
+    box.x = x.get(k) ?? 0; box.y = (rank.get(k) ?? 0) * ROW;
+    box.hub = out.get(k).length > 8;  // its lines would hide all others: they are drawn when it is chosen
+  }
   return { boxes, edges };
 }
 
@@ -205,7 +209,7 @@ class Drawing {
     const least = Math.min(...this.list.map((b) => b.x)), most = Math.max(...this.list.map((b) => b.x)) + WIDE;
     const deep = Math.max(...this.list.map((b) => b.y)) + HIGH;
     this.zoom = Math.max(0.35, Math.min(1, this.wide / (most - least + 80), Math.max(this.high / (deep + 80), 0.7)));
-    const top = this.list.reduce((a, b) => b.y < a.y ? b : a);
+    const inner = this.list.filter((b) => b.inputs.size), top = (inner.length ? inner : this.list).reduce((a, b) => b.y < a.y ? b : a);
     this.dx = this.wide / 2 - (most - least <= this.wide / this.zoom ? (least + most) / 2 : top.x + WIDE / 2) * this.zoom; this.dy = 40;
     this.draw();
   }
@@ -233,7 +237,7 @@ class Drawing {
     c.lineWidth = 1; c.strokeStyle = dim; c.globalAlpha = 0.6; c.beginPath();
     for (const [a, b] of this.graph.edges) {
       const p = this.graph.boxes.get(a), q = this.graph.boxes.get(b), y1 = p.y + HIGH, y2 = q.y;
-      if (Math.max(y1, y2) < top || Math.min(y1, y2) > bottom) continue;
+      if (Math.max(y1, y2) < top || Math.min(y1, y2) > bottom || (p.hub && !this.lit.has(a) && !this.lit.has(b))) continue;
       const x1 = p.x + WIDE / 2, x2 = q.x + WIDE / 2;
       if (Math.max(x1, x2) < left || Math.min(x1, x2) > right) continue;
       c.moveTo(x1, y1); if (!readable) { c.lineTo(x2, y2); continue; }
