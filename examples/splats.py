@@ -2,7 +2,8 @@
 
     python examples/splats.py [FOLDER [COUNT [STEPS]]]
 
-FOLDER/splats.png has what was wanted beside what was learnt; rows of pictures go upwards.
+FOLDER/splats.png has what was wanted beside what was learnt, FOLDER/splats-loss.svg the error of each step. Rows of
+pictures go upwards.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 import strata as st
 from strata.core import progress
-from strata.viewer import picture
+from strata.viewer import picture, plot
 
 Splats = dict[str, Any]
 
@@ -61,7 +62,7 @@ def render(splats: Splats, camera: Any, size: int) -> Any:
     return st.splat_render(*parts, camera=camera, width=size, height=size, max_splat_steps=0)[:, :, :3]
 
 
-def fit(count: int = 6000, steps: int = 200, size: int = 144, views: int = 8, seed: int = 0) -> dict[str, Any]:
+def fit(count: int = 20_000, steps: int = 200, size: int = 144, views: int = 8, seed: int = 0) -> dict[str, Any]:
     """Learn a scene from its pictures: the splats, the losses, and both pictures of the first camera."""
     rng, ring = np.random.default_rng(seed), cameras(views)
     draw = st.jit(lambda splats, camera: render(splats, camera, size))
@@ -89,10 +90,12 @@ def fit(count: int = 6000, steps: int = 200, size: int = 144, views: int = 8, se
     return {"splats": learnt, "losses": losses, "aim": aims[0], "picture": draw(learnt, ring[0]).numpy()}
 
 
-def main(out: Path = Path(), count: int = 6000, steps: int = 200) -> None:
+def main(out: Path = Path(), count: int = 20_000, steps: int = 200) -> None:
     made = fit(count, steps)
     print(f"mean absolute error {made['losses'][0]:.4f} at first, {np.mean(made['losses'][-8:]):.4f} in the end")
     picture(np.concatenate([made["aim"], made["picture"]], 1)[::-1]).save(out / "splats.png")
+    lines = {"mean absolute error": made["losses"]}
+    plot(lines, title=f"{count:,} splats", x="step", y="error", log=True).save(out / "splats-loss.svg")
 
 
 if __name__ == "__main__":
