@@ -10,7 +10,7 @@ import numpy as np
 from strata.models.base import Model, compile_built
 from strata.models.bert import BertConfig, build_embedder, build_encoder, graph_of
 from strata.models.modernbert import ModernBertConfig
-from strata.models.tokenizer import Tokenizer
+from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.weights import Weights
 from strata.runtime import CompiledGraph
 
@@ -18,7 +18,7 @@ TOKENS = 512  # of one batch: the activations of a small encoder still fit the c
 WASTE = 0.06  # of a batch's tokens that may be padding
 
 
-class Encoder(Model):
+class Encoder(TextModel, Model):
     """A text encoder: `embed` for vectors, `run` for hidden states and logits. Both are compiled when first used."""
 
     def __init__(
@@ -29,16 +29,9 @@ class Encoder(Model):
         self.pooling, self.normalize = pooling, normalize
         self.limit = min(limit or config.longest, config.longest)
         self._make_tokenizer = tokenizer
-        self._tokenizer: Tokenizer | None = None
         self._embedders: dict[tuple[str, bool], CompiledGraph] = {}
         self._whole: CompiledGraph | None = None
         self._names: tuple[str, ...] = ()
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = self._make_tokenizer()
-        return self._tokenizer
 
     @property
     def graph(self) -> CompiledGraph:  # type: ignore[override]

@@ -30,7 +30,7 @@ from strata.models.paged import PagedCache
 from strata.models.sampling import Sampler
 from strata.models.speculative import drafted_tokens
 from strata.models.speech import said
-from strata.models.tokenizer import Tokenizer
+from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.weights import Weights
 from strata.runtime import CompiledGraph
 
@@ -59,7 +59,7 @@ class DecodeState:
         )
 
 
-class Decoder(Model):
+class Decoder(TextModel, Model):
     """A text generator. `graph_for(every)` builds its graph; `generate` runs it."""
 
     def __init__(
@@ -71,7 +71,6 @@ class Decoder(Model):
         self.context = min(context or min(CONTEXT, config.positions), max(most, config.positions))
         self._build = build
         self._make_tokenizer = tokenizer
-        self._tokenizer: Tokenizer | None = None
         self._graphs: dict[tuple[bool, bool, Layout, tuple[tuple[str, int], ...]], Runnable] = {}
         self._hidden = 0  # features of what the head is given, where a graph gives that, too
         self._adapters: AdapterSet | None = None
@@ -79,12 +78,6 @@ class Decoder(Model):
 
     outputs = ("logits",)
     sees = False  # whether prompts may have images
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = self._make_tokenizer()
-        return self._tokenizer
 
     @property
     def graph(self) -> Runnable:  # type: ignore[override]

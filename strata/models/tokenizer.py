@@ -219,6 +219,19 @@ class Tokenizer:
         return made[0], made[1]
 
 
+class TextModel:
+    """A model of texts, whose tokenizer is made when it is first needed."""
+
+    _make_tokenizer: Callable[[], Tokenizer]
+    _tokenizer: Tokenizer | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = self._make_tokenizer()
+        return self._tokenizer
+
+
 def _broken(value: Any, names: re.Pattern[str] | None) -> Any:
     """Messages with a break behind the first letter of each name of a special token, so that it is read as text."""
     if isinstance(value, str):

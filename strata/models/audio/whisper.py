@@ -10,7 +10,7 @@ from strata.core import f32, sym
 from strata.models.audio.mel import MelSettings
 from strata.models.audio.transcribe import SpeechTokens, Whisper
 from strata.models.base import Folder
-from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, activation_of
+from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, half_sizes
 from strata.models.cached import CacheSizes
 from strata.models.numbers import whole
 from strata.models.seq2seq.graphs import CrossGraph, CrossSizes
@@ -35,20 +35,11 @@ class WhisperConfig:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> WhisperConfig:
-        hidden = whole(found, "d_model", 384)
-
-        def half(name: str) -> LayerSizes:
-            return LayerSizes(
-                hidden=hidden, layers=whole(found, f"{name}_layers", 4),
-                heads=whole(found, f"{name}_attention_heads", 6), inner=whole(found, f"{name}_ffn_dim", 1536),
-                activation=activation_of(found, "activation_function"),
-            )  # fmt: skip
-
+        encoder, decoder = half_sizes(found, layers=4, heads=6, inner=1536, hidden=384)
         return cls(
             vocab=whole(found, "vocab_size", 51865), bands=whole(found, "num_mel_bins", 80),
             sources=whole(found, "max_source_positions", 1500), positions=whole(found, "max_target_positions", 448),
-            scale=math.sqrt(hidden) if found.get("scale_embedding") else 1.0, encoder=half("encoder"),
-            decoder=half("decoder"),
+            scale=math.sqrt(encoder.hidden) if found.get("scale_embedding") else 1.0, encoder=encoder, decoder=decoder,
         )  # fmt: skip
 
 

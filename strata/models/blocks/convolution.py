@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strata.core import Dim, f32
@@ -18,6 +18,14 @@ def sizes_of(found: Mapping[str, Any], key: str, default: list[int]) -> tuple[in
     if not isinstance(value, list) or not all(type(n) is int and 0 < n < 1 << 24 for n in value):
         raise FileError(f"the configuration has {key} = {value!r}, a list of sizes is needed", code="F140")
     return tuple(value)
+
+
+def stages_of(**lists: Sequence[int]) -> list[tuple[int, ...]]:
+    """Lists with an entry for each stage, as a tuple of entries for each; refuses lists of several lengths."""
+    if len({len(found) for found in lists.values()}) > 1:
+        told = ", ".join(f"{len(found)} {name}" for name, found in lists.items())
+        raise FileError(f"the configuration has {told} for its stages", code="F140")
+    return list(zip(*lists.values(), strict=True))
 
 
 class ConvolutionBuilder(TransformerBuilder):

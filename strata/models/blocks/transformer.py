@@ -62,6 +62,22 @@ class LayerSizes:
             raise FileError(f"the configuration has {self.hidden} features for {self.heads} heads", code="F140")
 
 
+def half_sizes(
+    found: Mapping[str, Any], *, layers: int, heads: int, inner: int, hidden: int, activation: str = "gelu",
+    is_pre: bool = True,
+) -> tuple[LayerSizes, LayerSizes]:  # fmt: skip
+    """The sizes of an encoder and its decoder, by the names that BART has for them; the numbers are defaults."""
+
+    def half(name: str) -> LayerSizes:
+        return LayerSizes(
+            hidden=whole(found, "d_model", hidden), layers=whole(found, f"{name}_layers", layers), is_pre=is_pre,
+            heads=whole(found, f"{name}_attention_heads", heads), inner=whole(found, f"{name}_ffn_dim", inner),
+            activation=activation_of(found, "activation_function", activation),
+        )  # fmt: skip
+
+    return half("encoder"), half("decoder")
+
+
 class TransformerBuilder(WeightBuilder):
     """A graph of transformer layers under construction."""
 

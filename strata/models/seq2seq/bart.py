@@ -9,7 +9,7 @@ from typing import Any
 from strata.core import bool_, i32, sym
 from strata.mir import Value
 from strata.models.base import Folder
-from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, activation_of
+from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, half_sizes
 from strata.models.cached import CacheSizes
 from strata.models.numbers import whole
 from strata.models.seq2seq.graphs import CrossGraph, CrossSizes
@@ -34,19 +34,12 @@ class BartConfig:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> BartConfig:
-        hidden = whole(found, "d_model", 1024)
-
-        def half(name: str) -> LayerSizes:
-            return LayerSizes(
-                hidden=hidden, layers=whole(found, f"{name}_layers", 12),
-                heads=whole(found, f"{name}_attention_heads", 16), inner=whole(found, f"{name}_ffn_dim", 4096),
-                activation=activation_of(found, "activation_function"), is_pre=found["model_type"] == "mbart",
-            )  # fmt: skip
-
+        encoder, decoder = half_sizes(
+            found, layers=12, heads=16, inner=4096, hidden=1024, is_pre=found["model_type"] == "mbart"
+        )
         return cls(
             vocab=whole(found, "vocab_size", 50265), positions=whole(found, "max_position_embeddings", 1024),
-            scale=math.sqrt(hidden) if found.get("scale_embedding") else 1.0, encoder=half("encoder"),
-            decoder=half("decoder"),
+            scale=math.sqrt(encoder.hidden) if found.get("scale_embedding") else 1.0, encoder=encoder, decoder=decoder,
         )  # fmt: skip
 
 

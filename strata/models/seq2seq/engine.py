@@ -15,7 +15,7 @@ from strata.models.sampling import Sampler
 from strata.models.seq2seq.beams import beam_search, trimmed
 from strata.models.seq2seq.graphs import CrossSizes
 from strata.models.seq2seq.rules import TokenRules
-from strata.models.tokenizer import Tokenizer
+from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.weights import WeightBuilder
 from strata.runtime import CompiledGraph
 
@@ -34,7 +34,7 @@ class CrossState:
     feeds: dict[str, Any] = field(default_factory=dict)
 
 
-class EncoderDecoder(Model):
+class EncoderDecoder(TextModel, Model):
     """A model that reads a source and makes tokens. `encoder` and `decoder(every=…)` build its two graphs.
 
     The encoder's results are its states, then keys and values of the source for every layer of the decoder.
@@ -49,15 +49,8 @@ class EncoderDecoder(Model):
         self.sizes, self.rules, self.device = sizes, rules, device
         self._build_encoder, self._build_decoder = encoder, decoder
         self._make_tokenizer = tokenizer
-        self._tokenizer: Tokenizer | None = None
         self._graphs: dict[str, CompiledGraph] = {}
         self._built: dict[str, WeightBuilder] = {}  # graphs that were built to check the weights
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = self._make_tokenizer()
-        return self._tokenizer
 
     @property
     def graph(self) -> CompiledGraph:  # type: ignore[override]

@@ -7,7 +7,7 @@ from typing import Any
 from strata.core import Dim
 from strata.mir import Value
 from strata.models.base import Folder
-from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of
+from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of, stages_of
 from strata.models.blocks.transformer import activated, activation_of
 from strata.models.numbers import real, whole
 from strata.models.vision.images import ImageSettings
@@ -49,7 +49,7 @@ class ConvNextGraph(ConvolutionBuilder):
     def build(self) -> dict[str, Value]:
         x = self.conv(self.pixels, "embeddings.patch_embeddings", self.widths[0], self.patch, stride=self.patch)
         x = self.channel_norm(x, "embeddings.layernorm", EPS)
-        for i, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
+        for i, (width, depth) in enumerate(stages_of(hidden_sizes=self.widths, depths=self.depths)):
             at = f"encoder.stages.{i}."
             if i:
                 x = self.channel_norm(x, f"{at}downsampling_layer.0", EPS)

@@ -10,7 +10,7 @@ from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.base import Folder
 from strata.models.blocks.places import sine_places
-from strata.models.blocks.transformer import LayerNames, LayerSizes, activation_of
+from strata.models.blocks.transformer import LayerNames, half_sizes
 from strata.models.numbers import mapping, text, whole
 from strata.models.vision.detection import OWN, DetectionModel, DetectorGraph
 from strata.models.vision.images import ImageSettings
@@ -35,20 +35,13 @@ class DetrGraph(DetectorGraph):
 
     def __init__(self, found: dict[str, Any], weights: Weights, batch: Dim, size: tuple[int, int]) -> None:
         super().__init__(found, weights, batch, size)
-        self.queries, hidden = whole(found, "num_queries", 100), whole(found, "d_model", 256)
-        self.halves = {
-            half: LayerSizes(
-                hidden=hidden, layers=whole(found, f"{half}_layers", 6), inner=whole(found, f"{half}_ffn_dim", 2048),
-                heads=whole(found, f"{half}_attention_heads", 8),
-                activation=activation_of(found, "activation_function", "relu"),
-            )
-            for half in ("encoder", "decoder")
-        }  # fmt: skip
+        self.queries = whole(found, "num_queries", 100)
+        self.encoder, self.decoder = half_sizes(found, layers=6, heads=8, inner=2048, hidden=256, activation="relu")
         self.is_learned = text(found, "position_embedding_type", "sine") == "learned"
 
     def places(self, high: int, wide: int) -> Value:
         """The places of pixels, [1, H · W, features]."""
-        half = self.halves["encoder"].hidden // 2
+        half = self.encoder.hidden // 2
         if not self.is_learned:
             return constant(sine_places(high, wide, half)[None])
         at = next((n for n in ("position_embedding.", "backbone.position_embedding.") if self.has(
@@ -63,13 +56,13 @@ class DetrGraph(DetectorGraph):
         return ops.reshape(ops.concat([across, down], -1), (1, high * wide, 2 * half))
 
     def build(self) -> dict[str, Value]:
-        sizes, h = self.halves["encoder"], self.halves["encoder"].hidden
+        sizes, h = self.encoder, self.encoder.hidden
         seen = self.conv(self.stages(BACKBONE)[self.taken[-1]], "input_projection", h, 1)
         place = self.places(*(d.__index__() for d in seen.shape[2:]))
         x = self.rows(seen)
         for i in range(sizes.layers):
             x = self.encoded(x, f"encoder.layers.{i}.", sizes, place)
-        memory, sizes = x, self.halves["decoder"]
+        memory, sizes = x, self.decoder
         asked = ops.reshape(self.param("query_position_embeddings.weight", (self.queries, h)), (1, self.queries, h))
         x = ops.broadcast_to(asked * 0.0, (self.batch, self.queries, h))
         for i in range(sizes.layers):

@@ -17,6 +17,7 @@ from strata.models.numbers import mapping, real, whole
 from strata.models.weights import read_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")
+MOST_PIXELS = 1 << 27  # of an image that is resized
 MOST_SIDE = 4096  # pixels of a side of an image that is resized to a longest edge
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, where a family has no others
 
@@ -144,6 +145,8 @@ def resize(image: np.ndarray, height: int, width: int, resample: int) -> np.ndar
     """u8[height, width, 3] by Pillow's filters."""
     if image.shape[:2] == (height, width):
         return image
+    if not 0 < height * width <= MOST_PIXELS:
+        raise FileError(f"the configuration asks for images of {height} x {width} pixels", code="F140")
     try:
         from PIL import Image
     except ImportError:

@@ -7,7 +7,7 @@ from typing import Any
 from strata.core import Dim
 from strata.mir import Value
 from strata.models.base import Folder
-from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of
+from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of, stages_of
 from strata.models.blocks.transformer import activated, activation_of
 from strata.models.numbers import text, whole
 from strata.models.vision.images import ImageSettings
@@ -64,7 +64,7 @@ class ResNetGraph(ConvolutionBuilder):
         """The result of each stage."""
         x = ops.max_pool(self.stem(at), 3, 2, 1)
         found = []
-        for i, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
+        for i, (width, depth) in enumerate(stages_of(hidden_sizes=self.widths, depths=self.depths)):
             for j in range(depth):
                 halves = j == 0 and (i > 0 or self.halves_first)
                 x = self.block(x, f"{at}encoder.stages.{i}.layers.{j}", width, 2 if halves else 1)

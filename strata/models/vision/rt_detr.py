@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from strata.core import Dim
+from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.base import Folder
 from strata.models.blocks.convolution import sizes_of
@@ -43,6 +44,9 @@ class RtDetrGraph(DetectorGraph):
         self.mixed = activation_of(found, "activation_function", "silu")
         self.inner = int(self.wide * real(found, "hidden_expansion", 1.0))
         self.attended_levels = wholes(found, "encode_proj_layers") or (2,)
+        if max(self.attended_levels) >= len(self.taken):
+            raise FileError(f"the configuration has {len(self.taken)} features, encode_proj_layers = "
+                            f"{list(self.attended_levels)}", code="F140")  # fmt: skip
         self.levels, self.norm_eps = whole(found, "num_feature_levels", 3), real(found, "batch_norm_eps", 1e-5)
         self.heat = whole(found, "positional_encoding_temperature", 10000)
         self.labels = int(weights["enc_score_head.weight"].shape[0]) if "enc_score_head.weight" in weights else 1

@@ -7,7 +7,7 @@ from typing import Any
 from strata.core import Dim
 from strata.mir import Value
 from strata.models.base import Folder
-from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of
+from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of, stages_of
 from strata.models.blocks.transformer import activated, activation_of
 from strata.models.numbers import whole
 from strata.models.vision.images import ImageSettings
@@ -28,7 +28,7 @@ class SegformerGraph(ConvolutionBuilder):
             "patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2], "num_attention_heads": [1, 2, 5, 8],
             "mlp_ratios": [4, 4, 4, 4],
         }  # fmt: skip
-        self.stages = list(zip(*(sizes_of(found, key, default) for key, default in usual.items()), strict=True))
+        self.stages = stages_of(**{key: sizes_of(found, key, default) for key, default in usual.items()})
         self.activation, self.width = activation_of(found), whole(found, "decoder_hidden_size", 256)
 
     def attention(self, x: Value, at: str, width: int, heads: int, ratio: int, size: tuple[Dim, Dim]) -> Value:

@@ -53,13 +53,14 @@ class SwinGraph(PatchBuilder):
 
     def window_of(self, stage: int, high: int, wide: int) -> tuple[int, bool]:
         """The side of the windows of a stage, and whether they can be shifted."""
+        side, least = self.window, min(high, wide)
         if self.is_second:  # by the images that the model is made for
-            usual = self.usual[0] >> stage
-            return min(usual, self.window), usual > self.window
-        if min(high, wide) < self.window:
+            least = self.usual[0] >> stage
+            side = min(least, side)
+        if least < max(side, 1):
             told = f"images of {self.size} are smaller than windows of {self.window} in stage {stage}"
             raise FileError(told, code="F140")
-        return self.window, min(high, wide) > self.window
+        return side, least > self.window
 
     def distances(self, at: str, side: int, heads: int, trained: int) -> Value:
         """What is added to scores for the place of a key beside a query, [heads, side², side²]."""

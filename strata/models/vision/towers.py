@@ -13,7 +13,7 @@ from strata.errors import OptionError, ShapeError
 from strata.mir import Value
 from strata.models.base import compile_built
 from strata.models.embed import padded
-from strata.models.tokenizer import Tokenizer
+from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.vision.images import ImageSettings
 from strata.models.vision.model import Build, ImageModel, is_vectors, unit_rows
 from strata.models.weights import WeightBuilder
@@ -30,7 +30,7 @@ class TextTower:
     results: tuple[str, ...]
 
 
-class ImageTextModel(ImageModel):
+class ImageTextModel(TextModel, ImageModel):
     """Images and texts as vectors of one space: `embed_image`, `embed`, and `similarity` of both."""
 
     def __init__(
@@ -44,13 +44,6 @@ class ImageTextModel(ImageModel):
         self.length, self.scale, self.shift = length, scale, shift
         self.pad = pad  # texts are filled up to the whole length with it, as the model was trained
         self._texts: TextTower | None = None
-        self._tokenizer: Tokenizer | None = None
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = self._make_tokenizer()
-        return self._tokenizer
 
     @property
     def inputs(self) -> dict[str, str]:
