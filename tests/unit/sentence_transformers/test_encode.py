@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +196,32 @@ def test_mistakes(tmp_path: Path) -> None:
     (folder / "modules.json").write_text('[{"type": "a.Pooling", "path": "../.."}]', "utf-8")
     with pytest.raises(StrataError, match="outside"):
         SentenceTransformer(folder)
+
+
+SLIM = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("scipy", "rich", "onnx", "torch", "transformers", "safetensors"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import numpy as np
+from strata.sentence_transformers import SentenceTransformer
+
+np.save("found.npy", SentenceTransformer("model").encode(["the cat sat", "a dog"]))
+"""
+
+
+def test_texts_need_numpy_llvm_and_a_tokenizer_only(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", pooling={"pooling_mode_mean_tokens": True}, normalize=True)
+    root = Path(__file__).parents[3]
+    program = f"import sys; sys.path.insert(0, {str(root)!r})\n{SLIM}"
+    cache = {"STRATA_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=cache, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    wanted = SentenceTransformer(folder).encode(["the cat sat", "a dog"])
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), wanted, rtol=1e-6, atol=1e-7)
