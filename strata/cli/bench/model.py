@@ -19,7 +19,7 @@ from strata.cli.bench.turns import in_turns
 from strata.cli.parser import Mistake
 from strata.cli.programs import ExampleProgram, kind_of, open_program
 from strata.cli.run import prepare
-from strata.config import api_key, config, holding, using
+from strata.config import Settled, api_key, config, using
 
 
 def bench(options: Namespace) -> int:
@@ -103,7 +103,7 @@ def _ways(
         pass
 
     def ours() -> Any:
-        with holding(settings):
+        with Settled(settings):
             return program.run(feeds)
 
     runs: dict[str, Callable[[], Any]] = {"strata": ours}
