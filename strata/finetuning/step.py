@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from strata import ops as functions
-from strata.core import f32, i32
+from strata.core import f32, i32, u8
 from strata.errors import OptionError
+from strata.mir import Graph, leaf_name, substitute_values
 from strata.runtime import Session
 from strata.transforms import value_and_grad
 
@@ -45,6 +46,8 @@ class TrainingStep:
         lost = ops.reshape(chosen, counts.shape) * counts
         loss = -ops.sum(lost) / ops.sum(counts)
         bound = graph.returning(loss).bind({"B": batch, "S": length, "C": length})
+        self._blocks = {leaf_name(x): builder.bound.pop(leaf_name(x)) for x in bound.params if x.dtype is u8}
+        bound = _with_inputs(bound, self._blocks)
         wanted = set(changes)
         self._scales = {f"{name}.lora_B": np.float32(change.scale) for name, change in changes.items()}
         self.values: dict[str, np.ndarray] = {
@@ -53,11 +56,12 @@ class TrainingStep:
         }  # fmt: skip
         self.compiled = Session(model.device).compile(value_and_grad(bound, wrt=list(self.values)))
         self.compiled.set_params(builder.bound)
-        self.weight_bytes = sum(a.nbytes for n, a in builder.bound.items() if n not in self.values)
+        held = {**builder.bound, **self._blocks}
+        self.weight_bytes = sum(a.nbytes for n, a in held.items() if n not in self.values)
         self._feeds = {
             slot.name: np.zeros((batch, *(() if slot.is_fixed else (length,)), *slot.shape), np.float32)
             for slot in model.config.slots
-        }
+        } | self._blocks
 
     @property
     def planned_bytes(self) -> int:
@@ -86,3 +90,16 @@ class TrainingStep:
 
     def _scaled(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {n: a * self._scales[n] if n in self._scales else a for n, a in arrays.items()}
+
+
+def _with_inputs(graph: Graph, names: Iterable[str]) -> Graph:
+    """The graph with some parameters as inputs.
+
+    What follows from parameters alone is computed once and kept: of blocks, that would be all weights as the floats
+    that gradients are multiplied with. As inputs they are unpacked one by one.
+    """
+    wanted, made = set(names), Graph(graph.name)
+    known = {x: made.input(leaf_name(x), x.type) for x in graph.inputs}
+    for x in graph.params:
+        known[x] = (made.input if leaf_name(x) in wanted else made.param)(leaf_name(x), x.type)
+    return made.outputs(*substitute_values(graph.results, known))
