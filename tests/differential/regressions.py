@@ -304,5 +304,11 @@ REGRESSIONS: dict[str, Program] = {
     "a reshaped column times itself": program(
         leaf(f32, 4, 8, "n"), steps=[exact("reshape", V[0], (32, -1)), Step("use:gram", (V[1], True))], n=1
     ),
+    "a function of what is known where there is nothing": program(
+        leaf(f32, "n"), n=0, outputs=(4, 5), steps=[
+            exact("pad", V[0], ((0, 1),)), exact("max", V[1], axis=0, keepdims=True), Step("add", (V[2], 1.01)),
+            Step("rsqrt", (V[3],)), Step("tanh", (V[3],)),
+        ],
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip
