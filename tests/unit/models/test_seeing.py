@@ -14,6 +14,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 import strata as st
+from strata.cli import main
 from strata.errors import FileError, OptionError, ShapeError
 from strata.models import PromptTokens, Sampler, page_keys
 from strata.serving import Engine, Service
@@ -151,6 +152,18 @@ def test_images_over_http(model: Any) -> None:
         said([{"type": "image_url", "image_url": {"url": url(PHOTOS[0])}}] * 17)
     with pytest.raises(RequestError, match="image_url has a url"):
         said([{"type": "image_url", "image_url": {"link": "x"}}, text])
+
+
+def test_the_command_shows_an_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = _folder("smolvlm", tmp_path / "model")
+    Image.fromarray(PHOTOS[0]).save(tmp_path / "a.png")
+    monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6\n"))
+    assert main(["chat", str(place), "--image", str(tmp_path / "a.png"), "--max-tokens", "4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[0])
+    wanted = st.load(place).chat(asked(PHOTOS[0]), max_tokens=4)["content"]
+    assert (told["answer"], told["tokens"]) == (wanted, 4)
 
 
 def test_mistakes(model: Any, tmp_path: Path) -> None:
