@@ -23,6 +23,7 @@ class Case:
     tokens: bool = False  # whether text is generated, too
     generation: dict[str, Any] = field(default_factory=dict)  # what generation_config.json says of speech
     sees: bool = False  # whether text is generated from a prompt with images
+    device: str = "cpu"  # of the stored comparison: variants of a graph that compiles for long are interpreted
 
 
 def images(height: int, width: int, count: int = 3) -> Callable[[np.random.Generator], Arrays]:
@@ -169,17 +170,20 @@ CASES: dict[str, Case] = {
     "convnextv2": Case("ConvNextV2ForImageClassification", CONVNEXT, images(64, 64), ("logits",)),
     "segformer": Case("SegformerForSemanticSegmentation", SEGFORMER, images(64, 96), ("logits",)),
     "swin": Case("SwinForImageClassification", SWIN, images(24, 24), ("logits",)),
-    "swin, other size": Case("SwinModel", {**SWIN, "use_absolute_embeddings": True}, images(40, 32), STATES, RESIZED),
+    "swin, other size": Case("SwinModel", {**SWIN, "use_absolute_embeddings": True}, images(40, 32), STATES, RESIZED,
+                             device="reference"),
     "swinv2": Case("Swinv2ForImageClassification", {**SWIN, "window_size": 8}, images(24, 24), ("logits",)),
-    "swinv2, other size": Case("Swinv2Model", {**SWIN, "pretrained_window_sizes": [6, 3]}, images(31, 40), STATES),
+    "swinv2, other size": Case("Swinv2Model", {**SWIN, "pretrained_window_sizes": [6, 3]}, images(31, 40), STATES,
+                               device="reference"),
     "detr": Case("DetrForObjectDetection", DETR, images(48, 64), FOUND),
     "detr, learned": Case("DetrForObjectDetection", {**DETR, "position_embedding_type": "learned"}, images(32, 48),
-                          FOUND),
+                          FOUND, device="reference"),
     "rt_detr": Case("RTDetrForObjectDetection", RT_DETR, images(32, 48), FOUND),
     "rt_detr, narrow": Case(
         "RTDetrForObjectDetection",
         {**RT_DETR, "hidden_expansion": 0.5, "num_feature_levels": 3, "backbone_config": {
-            **RT_DETR["backbone_config"], "layer_type": "bottleneck", "depths": [2, 1]}}, images(32, 32), FOUND),
+            **RT_DETR["backbone_config"], "layer_type": "bottleneck", "depths": [2, 1]}}, images(32, 32), FOUND,
+        device="reference"),
     "smolvlm": Case("SmolVLMForConditionalGeneration", SMOLVLM, squares, ("logits",), sees=True),
     "idefics3": Case("Idefics3ForConditionalGeneration", {**SMOLVLM, "tie_word_embeddings": True}, squares,
                      ("logits",), sees=True),

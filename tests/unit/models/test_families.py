@@ -33,7 +33,8 @@ def test_every_case_is_stored() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_results(name: str, tmp_path: Path) -> None:
-    found = st.load(folder(tmp_path / "model", name)).run(**CASES[name].inputs(np.random.default_rng(0)))
+    model = st.load(folder(tmp_path / "model", name), device=CASES[name].device)
+    found = model.run(**CASES[name].inputs(np.random.default_rng(0)))
     for key, wanted in KNOWN[name]["results"].items():
         assert list(found[key].shape) == KNOWN[name]["shapes"][key]
         size = max(np.abs(wanted).max(), 1e-3)
