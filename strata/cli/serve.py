@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
@@ -22,10 +24,39 @@ SWITCH_SECONDS: Final = 5e-4  # that a busy thread may keep the interpreter: a r
 
 def serve(options: Namespace) -> None:
     """Load, listen, and answer until a signal comes; requests on their way are answered first."""
-    gc.disable()  # what is made now stays: looking for garbage among it would take a tenth of the start
     _check_packages()
+    from strata.serving import log_requests
+
+    with using(**({"num_threads": options.threads} if options.threads else {})):
+        with _without_collection():
+            server, name = _started(options)
+        _more_files()
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            if options.log != "none":
+                log_requests(options.log)
+            _until_a_signal(server, name, options)
+        finally:
+            sys.setswitchinterval(interval)
+            gc.unfreeze()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """What is made here stays: looking for garbage in it takes a tenth of the start, and time of requests later."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+def _started(options: Namespace) -> tuple[Any, str]:
+    """A server whose models are loaded and compiled, and the name of the first of them."""
     from strata.models import Decoder, Encoder, load
-    from strata.serving import Engine, Recorder, Server, Service, log_requests, shared_memory
+    from strata.serving import Engine, Recorder, Server, Service, shared_memory
 
     http = _http_options(options)
     loaded: dict[str, Any] = {}
@@ -48,29 +79,22 @@ def serve(options: Namespace) -> None:
         taken = sum(map(_bytes_of, (*options.models, *adapters.values())))
         found = shared_memory(options.memory, taken, [loaded[name] for name in generators], bits=options.kv_bits)
         tokens = {name: min(n, options.cache_tokens or n) for name, n in zip(generators, found, strict=True)}
-    with using(**({"num_threads": options.threads} if options.threads else {})):
-        for name in generators:
-            loaded[name] = Engine(
-                loaded[name], cache_tokens=tokens[name], max_requests=options.max_requests,
-                max_tokens=max(512, options.max_requests + 64), queue=options.queue,
-                adapters=adapters if name == generators[0] else None, exact=options.exact,
-                prefix_cache=not options.no_prefix_cache, speculate=not options.no_speculation,
-                kv_bits=options.kv_bits,
-            )  # fmt: skip
-        recorder = Recorder(options.record) if options.record else None
-        server = Server(Service(models=loaded, recorder=recorder), host=options.host, port=options.port, options=http)
-        for model in loaded.values():  # compiled before anybody asks
-            if isinstance(model, Encoder):
-                model.embed("ready")
-            else:
-                model.warm_up()
-        _more_files()
-        gc.freeze()  # nor is it looked through again while requests wait
-        gc.enable()
-        sys.setswitchinterval(SWITCH_SECONDS)
-        if options.log != "none":
-            log_requests(options.log)
-        _until_a_signal(server, next(iter(loaded)), options)
+    for name in generators:
+        loaded[name] = Engine(
+            loaded[name], cache_tokens=tokens[name], max_requests=options.max_requests,
+            max_tokens=max(512, options.max_requests + 64), queue=options.queue,
+            adapters=adapters if name == generators[0] else None, exact=options.exact,
+            prefix_cache=not options.no_prefix_cache, speculate=not options.no_speculation,
+            kv_bits=options.kv_bits,
+        )  # fmt: skip
+    recorder = Recorder(options.record) if options.record else None
+    server = Server(Service(models=loaded, recorder=recorder), host=options.host, port=options.port, options=http)
+    for model in loaded.values():  # compiled before anybody asks
+        if isinstance(model, Encoder):
+            model.embed("ready")
+        else:
+            model.warm_up()
+    return server, next(iter(loaded))
 
 
 def _bytes_of(path: str) -> int:
