@@ -72,7 +72,7 @@ def svm_classifier(n: NodeView) -> tuple[Any, Value]:
     proba, probb = (np.asarray(n.attr(k) or (), np.float32) for k in ("prob_a", "prob_b"))
     if len(proba):
         chances = _chances(n, scores, classes, proba, probb)
-        return class_of(labels, ops.argmax(chances, 1)), chances
+        return class_of(labels, ops.argmax(_votes(scores, classes), 1)), chances
     if classes == 2 and len(labels) == 2:
         first = ops.reshape(scores, (scores.shape[0],)) > 0.0
         both = ops.concat([scores, ops.negative(scores)], 1)  # of class 0 against class 1
@@ -118,11 +118,12 @@ def _votes(scores: Value, classes: int) -> Value:
 
 
 def _chances(n: NodeView, scores: Value, classes: int, a: np.ndarray, b: np.ndarray) -> Value:
-    """Probabilities of classes from those between pairs, by the second method of Wu, Lin and Weng (2004)."""
+    """Probabilities of classes from those between pairs, by the second method of Wu, Lin and Weng (2004).
+
+    Two classes go the same way: where it stops, as scikit-learn and onnxruntime do, is up to 2e-3 from its end.
+    """
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
     between = ops.clip(ops.sigmoid(ops.negative(scores * fixed(n, a) + fixed(n, b))), _LEAST, 1 - _LEAST)
-    if classes == 2:
-        return ops.concat([between, 1.0 - between], 1)
     table = n.tracer.array(between).astype(np.float64)
     r = np.zeros((len(table), classes, classes))
     for at, (i, j) in enumerate(pairs):
