@@ -16,6 +16,7 @@ from strata.io import decode_image, load_image
 from strata.models.numbers import mapping, real, whole
 from strata.models.weights import read_json
 
+LARGEST = 1 << 14  # pixels of an edge that an image is made to have
 FILES = ("preprocessor_config.json", "processor_config.json")
 MOST_PIXELS = 1 << 27  # of an image that is resized
 MOST_SIDE = 4096  # pixels of a side of an image that is resized to a longest edge
@@ -206,11 +207,15 @@ def _sizes(found: Mapping[str, Any], key: str) -> dict[str, int]:
     value = found.get(key)
     if isinstance(value, dict):
         kept = {k: whole(value, k) for k in ("height", "width", "shortest_edge", "longest_edge") if value.get(k)}
-        if "shortest_edge" in kept or {"height", "width"} <= set(kept):
-            return kept
-        raise FileError(f"the configuration has {key} = {value}, which is no size", code="F140")
-    edge = whole(found, key)
-    return {"height": edge, "width": edge}
+        if "shortest_edge" not in kept and not {"height", "width"} <= set(kept):
+            raise FileError(f"the configuration has {key} = {value}, which is no size", code="F140")
+    else:
+        kept = dict.fromkeys(("height", "width"), whole(found, key))
+    if any(kept.get(k, 1) > LARGEST for k in ("height", "width", "shortest_edge")):
+        raise FileError(
+            f"the configuration has {key} = {value!r:.80}, an image has {LARGEST} rows at most", code="F140"
+        )
+    return kept
 
 
 def _both(size: Mapping[str, int]) -> tuple[int, int]:
