@@ -158,6 +158,29 @@ def test_gqa_must_be_asked_for() -> None:
         ops.scaled_dot_product_attention(placeholder("q", f32[1, 4, 3, 2]), *[placeholder("k", f32[1, 2, 3, 2])] * 2)
 
 
+def test_gradients_without_a_mask_are_central_differences() -> None:
+    """One node recomputes the probabilities once and gives all three."""
+    arrays, ct, step = [normal(1, 2, 3, 4) for _ in range(3)], normal(1, 2, 3, 4), 1e-5
+    inputs = [placeholder(f"x{i}", f64[1, 2, 3, 4]) for i in range(4)]
+
+    def attend(*x):
+        return ops.attention(*x, num_heads=2, layout="bhsd")
+
+    grads = pullback([attend(*inputs[:3])], [inputs[3]], inputs[:3])
+    assert len(set(grads)) == 3
+    assert [g.node.op.name for g in grads] == ["attention_backward"] * 3
+    assert len({g.node for g in grads}) == 1
+    found = evaluate_values(grads, dict(zip(inputs, [*arrays, ct], strict=True)), {})
+    for i, gradient in enumerate(found):
+        for at in np.ndindex(gradient.shape):
+            moved = np.zeros(gradient.shape)
+            moved[at] = step
+            up, down = (
+                run(attend, *(a + sign * moved if j == i else a for j, a in enumerate(arrays))) for sign in (1, -1)
+            )
+            np.testing.assert_allclose(gradient[at], ((up - down) * ct).sum() / (2 * step), rtol=1e-6, atol=1e-8)
+
+
 def test_case_83_backward_agrees_with_torch() -> None:
     arrays = [normal(2, 4, 3, 2), normal(2, 2, 5, 2), normal(2, 2, 5, 2), normal(2, 4, 3, 2)]
     bias = normal(1, 4, 1, 5)

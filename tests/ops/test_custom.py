@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from strata.core import TensorType, bool_, c64, f32, f64, i64
+from strata.core import TensorType, bool_, c64, f16, f32, f64, i32, i64
 from strata.errors import MissingRuleError, OptionError, ShapeError, UnknownNameError
 from strata.mir import Graph, batch, evaluate, evaluate_values, parse, placeholder, pullback, pushforward
 from strata.ops import Custom, Extension, Extensions, custom, custom_fn, extensions
+from strata.runtime import Session
 from strata.transforms import grad_with_loss, jvp, vmap
 
 F32 = f32[3]
@@ -108,6 +109,24 @@ def test_an_op_that_runs_user_code():
     assert "clip01" not in extensions()
     with pytest.raises(UnknownNameError, match="no custom op is named 'clip01'"):
         custom("clip01", x)
+
+
+@pytest.mark.parametrize("dtype", [f64, f16, i32])
+def test_user_code_runs_in_the_dtype_of_the_graph(dtype):
+    seen = []
+
+    def twice(x, attrs):
+        seen.append(x.dtype)
+        return x + x
+
+    with Extensions().active() as known:
+        known.register(Extension("twice", infer=lambda x, attrs: x, execute=twice))
+        g = Graph("main")
+        g.outputs(custom("twice", g.input("x", dtype[3])))
+        (out,) = Session("cpu").compile(g).run(x=np.array([1, 2, 3], dtype.np))
+    assert seen == [np.dtype(np.float32 if dtype is f16 else dtype.np)]  # halves are computed with as f32
+    assert out.dtype == dtype.np
+    np.testing.assert_array_equal(out, [2, 4, 6])
 
 
 def test_attributes_outputs_and_dtypes_of_user_ops():

@@ -91,6 +91,71 @@ def test_case_73_hand_made_blocks() -> None:
     np.testing.assert_array_equal(gguf_blocks.decode(q8k, "q8k"), 1)
 
 
+def half(data: bytes) -> float:
+    return float(np.frombuffer(data, "<f2")[0])
+
+
+def signed(byte: int) -> int:
+    return byte - 256 if byte > 127 else byte
+
+
+def of_32(name: str, b: bytes) -> list[float]:
+    """A block of 32 numbers, one after the other, as the format is described."""
+    d, at = half(b[:2]), 2
+    if name == "q8_0":
+        return [d * signed(q) for q in b[2:]]
+    m, at = (half(b[2:4]), 4) if name.endswith("_1") else (None, 2)
+    has_fifth = name.startswith("q5")
+    fifth = int.from_bytes(b[at : at + 4], "little") if has_fifth else 0
+    nibbles = b[at + 4 * has_fifth :]
+    codes = [(nibbles[i % 16] >> 4 * (i // 16) & 15) + 16 * (fifth >> i & 1) for i in range(32)]
+    return [d * (q - (16 if has_fifth else 8)) if m is None else d * q + m for q in codes]
+
+
+def six_bits(s: bytes, j: int) -> tuple[int, int]:
+    """The scale and the minimum of a part of Q4_K and Q5_K."""
+    if j < 4:
+        return s[j] & 63, s[j + 4] & 63
+    return s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4
+
+
+def of_256(name: str, b: bytes, e: int) -> float:
+    """Number `e` of a block of 256."""
+    part, place = divmod(e, 128)
+    group, l = divmod(place, 32)
+    if name == "q8k":
+        return float(np.frombuffer(b[:4], "<f4")[0]) * signed(b[4 + e])
+    if name == "q2k":
+        scale = b[e // 16]
+        return half(b[80:82]) * (scale & 15) * (b[16 + 32 * part + l] >> 2 * group & 3) - half(b[82:]) * (scale >> 4)
+    if name == "q3k":
+        s, j = b[96:108], e // 16
+        scale = (s[j % 8] >> 4 * (j // 8) & 15) + 16 * (s[8 + j % 4] >> 2 * (j // 4) & 3) - 32
+        is_set = b[l] >> (4 * part + group) & 1
+        return half(b[108:]) * scale * ((b[32 + 32 * part + l] >> 2 * group & 3) - (0 if is_set else 4))
+    if name == "q6k":
+        code = (
+            b[64 * part + l + 32 * (group % 2)] >> 4 * (group // 2) & 15
+            | (b[128 + 32 * part + l] >> 2 * group & 3) << 4
+        )
+        return half(b[208:]) * signed(b[192 + 8 * part + l // 16 + 2 * group]) * (code - 32)
+    chunk, sub = e // 64, e // 32
+    scale, low = six_bits(b[4:16], sub)
+    code = b[(48 if name == "q5k" else 16) + 32 * chunk + l] >> 4 * (sub % 2) & 15
+    code += 16 * (b[16 + l] >> sub & 1) if name == "q5k" else 0
+    return half(b[:2]) * scale * code - half(b[2:4]) * low
+
+
+@pytest.mark.parametrize("name", [*LEGACY, *K_QUANTS])
+def test_every_block_is_what_its_formula_says(name: str) -> None:
+    data = random_blocks(name, rows=3, blocks=1)
+    if name == "q6k":
+        assert (data[:, 192:208].view(np.int8) < 0).any()
+    rows = [row.tobytes() for row in data]
+    want = [of_32(name, b) if name in LEGACY else [of_256(name, b, e) for e in range(256)] for b in rows]
+    np.testing.assert_allclose(gguf_blocks.decode(data, name), want, rtol=1e-6, atol=1e-6 * np.abs(want).max())
+
+
 def test_a_description_is_all_that_a_format_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ternary numbers in pairs of bits, which have no entry: arrays, kernels and products read what is described."""
     q = BitField((Bits(2, 0, ((2, 32, 0), (4, 0, 2), (32, 1, 0))),), add=-1)

@@ -6,7 +6,8 @@ import pytest
 from strata import ops
 from strata.core import TensorType, as_dtype, f32, f64
 from strata.errors import ShapeError
-from strata.mir import evaluate_values, placeholder, pullback, pushforward
+from strata.mir import Graph, evaluate, evaluate_values, placeholder, pullback, pushforward
+from strata.transforms import grad
 
 RNG = np.random.default_rng(11)
 
@@ -106,3 +107,23 @@ def test_mistakes() -> None:
     q, g = placeholder("q", f64[1, 4, 2, 3]), placeholder("g", f64[1, 4, 2])
     with pytest.raises(ShapeError, match="state is f64"):
         ops.gated_delta_net(q, q, q, g, g, placeholder("s", f64[1, 2, 3, 4]))
+
+
+def test_the_delta_rule_is_differentiated_step_by_step() -> None:
+    """The op is taken apart first: its gradient is that of the loop."""
+    arrays = delta_arrays(b=1, s=3, h=1, n=2)
+    g = Graph("rule")
+    inputs = [g.input(n, f64[a.shape]) for n, a in zip("qkvgb", arrays, strict=True)]
+    out, last = ops.gated_delta_net(*inputs)
+    g.outputs((out * g.constant(RNG.standard_normal((1, 3, 1, 2)))).sum() + last.sum())
+    gradient = grad(g, list("qkvgb"))
+    names = {n.op.name for n in gradient.nodes()}
+    assert "scan" in names
+    assert "gated_delta_net" not in names
+    data, step = dict(zip("qkvgb", arrays, strict=True)), 1e-5
+    for name, found in zip("qkvgb", evaluate(gradient, data | {"d_output": 1.0}), strict=True):
+        for at in np.ndindex(found.shape):
+            moved = np.zeros(found.shape)
+            moved[at] = step
+            up, down = (evaluate(g, data | {name: data[name] + sign * moved})[0] for sign in (1, -1))
+            np.testing.assert_allclose(found[at], (up - down) / (2 * step), rtol=1e-6, atol=1e-8, err_msg=name)

@@ -239,3 +239,17 @@ def test_the_parts_are_native_on_the_processor_and_taken_apart_elsewhere() -> No
     feeds = {f"x{i}": p for i, p in enumerate(parts)}
     np.testing.assert_allclose(common.run(feeds)[0], compiled.run(feeds)[0], atol=1e-5)
     np.testing.assert_allclose(compiled.run(feeds)[0], expected(parts), atol=1e-4)
+
+
+def test_a_claim_without_splats_has_render_and_backward_taken_apart() -> None:
+    parts = [p.reshape(-1) for p in scene(2)] + [np.zeros(0, np.float32), camera()]
+    picture = np.zeros(20 * 24 * 4, np.float32)
+    fields = {**PICTURE, "max_list_entries": 576, "sh_coefficients": 0}
+    for name, arrays in (("gaussian_splat_render", parts), ("gaussian_splat_render_backward", [*parts, picture])):
+        g = Graph("splats")
+        g.outputs(REGISTRY[name](**fields)(*(g.input(f"x{i}", a.shape) for i, a in enumerate(arrays))))
+        report = st.dispatch_report(g, "metal")
+        assert report.path(name) == "decomposed"
+        assert report.compile_ready
+        graph, _ = st.CompilePipeline("cpu").with_supported_ops(()).optimize(g)  # an empty claim
+        assert name not in {n.op.name for n in graph.nodes()}

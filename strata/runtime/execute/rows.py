@@ -117,10 +117,12 @@ def with_open_rows(graph: Graph, padded: Mapping[str, int], upper: int, rows: Sy
     `padded` are the inputs that have rows, with the elements of one where an axis of `upper` times as many holds them
     one after the other. Such rows get an axis of their own, in results, too.
     """
-    try:
-        return _opened(graph, padded, upper, rows, None)
-    except StrataError:
-        return _opened(graph, padded, upper, rows, lambda op: _leading(op, upper, rows))
+    for change in (None, lambda op: _leading(op, upper, rows)):
+        try:
+            return _opened(graph, padded, upper, rows, change)
+        except StrataError:
+            pass
+    return _opened(graph, padded, upper, rows, lambda op: _leading(_behind_ones(op, upper, rows), upper, rows))
 
 
 def _opened(
@@ -159,3 +161,14 @@ def _leading(op: Op, upper: int, rows: SymExpr) -> Op:
         if len(shape) == 1 and shape[0] % upper == 0:  # rows one after the other
             return type(op)(**{**op.static_fields(), "shape": (rows * (shape[0] // upper),)})
     return op
+
+
+def _behind_ones(op: Op, upper: int, rows: SymExpr) -> Op:
+    """A reshape that puts axes of one place before the rows, with the rows symbolic."""
+    shape = op.static_fields().get("shape")
+    if op.name != "reshape" or not isinstance(shape, tuple):
+        return op
+    at = next((i for i, d in enumerate(shape) if d != 1), 0)
+    if not at or shape[at] != upper:
+        return op
+    return type(op)(**{**op.static_fields(), "shape": (*shape[:at], rows, *shape[at + 1 :])})

@@ -49,6 +49,7 @@ def test_report_lists_buffers_by_offset():
     assert lines[0].startswith(f"arena {lir.arena_size:,} bytes, lower bound")
     offsets = [int(line.split()[0]) for line in lines[2:]]
     assert offsets == sorted(offsets)
+    assert len(offsets) == sum(b.role == "scratch" for b in lir.buffers) > 1
     svg = lir.memory_svg()
     assert svg.startswith("<svg")
     assert svg.count("<rect") == len(offsets)

@@ -3,6 +3,7 @@
 import pytest
 
 from strata import ops
+from strata.backends import backend_for
 from strata.core import f32
 from strata.errors import CompileError, OptionError, ParseError, UnknownNameError
 from strata.mir import Graph, evaluate
@@ -37,6 +38,10 @@ def test_the_passes_of_every_backend():
         "share_matmul",
         "fold",
         "split_barriers",
+    ]
+    assert spelled(backend_for("cpu").capabilities.claims) == [
+        *("integer_products", "inline_scan", "simplify", "fold", "requantize", "find_attention", "layout"),
+        *("separate_pools", "decompose", "check_indices", "simplify", "share_matmul", "fold", "split_barriers"),
     ]
 
 

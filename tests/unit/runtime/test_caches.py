@@ -570,6 +570,12 @@ def test_plans_on_disk_by_base_key_and_binding(tmp_path) -> None:
     assert len(build.calls) == 1  # the second has its plan from disk
     assert pipe.get_or_specialize_aot(AotCache(tmp_path), "linear", 7, {"batch": 2}, build) is again
     np.testing.assert_array_equal(fed(again), fed(first))
+    other = pipe.get_or_specialize_aot(AotCache(tmp_path), "linear", 8, {"batch": 3}, build)
+    assert other is not again
+    assert fed(other, 3).shape == (3, 2)
+    assert len(build.calls) == 2
+    ModelCompilePipeline("cpu").get_or_specialize_aot(AotCache(tmp_path), "another", 7, {"batch": 2}, build)
+    assert len(build.calls) == 3
     with pytest.raises(OptionError, match="needs a key, sizes and a function"):
         pipe.get_or_specialize_aot(AotCache(tmp_path), "linear", 7)
 

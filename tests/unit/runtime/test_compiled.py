@@ -53,13 +53,16 @@ def test_half_precision_params_inputs_and_outputs(dtype: str) -> None:  # behavi
     g = Graph("half")
     x, w = g.input("x", (2, 4), dtype), g.param("w", (4,), dtype)
     kind = x.dtype.np
-    c = Session("cpu").compile(g.outputs(x * w, ops.cast(ops.cast(x, "f32") * 0.1, dtype)))
-    c.set_param("w", np.array([1, 2, 3, 4], kind))
+    c = Session("cpu").compile(g.outputs(x * w, ops.cast(ops.cast(x, "f32") * 0.1, dtype), ops.cast(w, "f32")))
+    weights = np.array([0.1, 2, 3, 4], kind)
+    c.set_param("w", weights)
     data = np.arange(8).reshape(2, 4).astype(kind)
-    product, scaled = c.run(x=data)
+    product, scaled, wide = c.run(x=data)
+    assert wide.dtype == np.float32
+    np.testing.assert_array_equal(wide, weights.astype(np.float32))
     assert product.dtype == kind
     assert scaled.dtype == kind
-    np.testing.assert_array_equal(product.astype(np.float32), data.astype(np.float32) * [1, 2, 3, 4])
+    np.testing.assert_array_equal(product.astype(np.float32), data.astype(np.float32) * weights.astype(np.float32))
     np.testing.assert_array_equal(scaled, (data.astype(np.float32) * np.float32(0.1)).astype(kind))
 
 

@@ -15,9 +15,10 @@ from strata.backends.triton.target import Gpu
 from strata.backends.wgsl.backend import WgpuBackend
 from strata.core import Dim, f32, sym
 from strata.errors import CompileError
-from strata.mir import Graph, Value, evaluate, leaf_name
+from strata.mir import REGISTRY, Graph, Value, evaluate, leaf_name
 from strata.passes import FusionLimits
-from strata.runtime import CompileOptions, CompilePipeline, CompileResult, FusionReport, Session
+from strata.runtime import CompileOptions, CompilePipeline, CompileResult, FusionReport, Session, dispatch_report
+from strata.testing.check import type_of
 from tests.programs import graphs
 
 CLEAN = CompileOptions(assert_fusion_clean=True)
@@ -185,6 +186,31 @@ def test_named_ops_that_a_backend_runs_whole_are_counted() -> None:
     g.outputs(ops.fused_matmul_bias_act(x, w, b, act="gelu"))
     for device in ("cpu", "reference"):  # one takes it apart, the other runs it as it is
         assert report(g, device).fused_matmul_bias_act == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "shaders", "triton_planned"])
+@pytest.mark.parametrize("name", ["fused_swiglu", "elementwise_region"])
+def test_named_ops_are_taken_apart_and_are_one_kernel(name: str, device: str) -> None:
+    sample = REGISTRY[name].samples()[0]
+    g = Graph("g")
+    values = [g.input(f"x{i}", type_of(a)) for i, a in enumerate(sample.arrays())]
+    made = compiled(g.outputs(REGISTRY[name](**sample.fields)(*values)), device)
+    assert made.dispatch.path(name) == "decomposed"
+    assert name not in {n.op.name for n in made.lir.graph.nodes()}
+    assert made.fusion.kernels == 1
+    kept = compiled(g, "reference")
+    assert kept.dispatch.path(name) == "native"
+
+
+@pytest.mark.parametrize("device", ["cpu", "shaders", "triton_planned", "metal", "rocm"])
+def test_attention_blocks_are_taken_apart(device: str) -> None:
+    sample = REGISTRY["fused_attention_block"].samples()[0]
+    g = Graph("g")
+    values = [g.input(f"x{i}", type_of(a)) for i, a in enumerate(sample.arrays())]
+    g.outputs(REGISTRY["fused_attention_block"](**sample.fields)(*values))
+    found = dispatch_report(g, device)
+    assert found.path("fused_attention_block") == "decomposed"
+    assert found.compile_ready
 
 
 def test_the_report_of_the_passes_alone_is_that_of_the_whole() -> None:

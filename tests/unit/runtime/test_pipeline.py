@@ -124,6 +124,7 @@ def test_fingerprints_see_everything():
         table = ops.take(g.constant(np.full((8, 3), number, np.float32)), g.constant(np.array([0])), axis=0)
         seen.add(CompilePipeline("cpu").compile(g.returning(x[:, :3] + table)).lir.fingerprint())
     assert len(seen) == 1 + len(variants) + 2
+    assert CompilePipeline("cpu").compile(deep()).lir.fingerprint() in seen
     assert CompileOptions(threads=3).key == CompileOptions().key
 
 
@@ -185,10 +186,11 @@ def test_supported_ops_are_a_claim():
 def test_targets_without_a_device_plan(name: str, runner: str):
     g = Graph("gelu")
     x = g.input("x", (8, 4))
-    graph = g.outputs(ops.gelu(x @ g.param("w", (4, 6))))
+    graph = g.outputs(ops.gelu(x @ g.param("w", (4, 6)) + g.param("b", (6,))))
     pipe = CompilePipeline(name)
     result = pipe.compile(graph)
-    assert result.lir.schedule
+    assert [s.label.partition(" + ")[0] for s in result.lir.schedule] == ["matmul"]
+    assert result.fusion.fused_matmul_bias_act == 1
     assert result.dispatch.compile_ready
     assert runner in pipe.backend.description
     assert name in str(st.dispatch_report(graph, name))
@@ -527,6 +529,9 @@ def test_training_plans_share_their_weights():
     g.outputs(ops.mean(ops.square(ops.tanh(x @ w + b))))
     made = CompilePipeline("cpu").compile_training(g)
     assert made.wrt == ("w", "b")
-    assert made.weights == made.backward.lir.manifest().weight_layout()
+    assert made.weights == {"b": (0, 12), "w": (64, 96)}
+    for part in (made.forward, made.backward):
+        assert part.lir.manifest().weight_layout() == made.weights
+    assert not any(n.op.name.startswith("fused") for n in made.backward.lir.graph.nodes())
     assert [x.shape for x in made.backward.lir.graph.results] == [(), (8, 3), (3,)]
     assert made.forward.fusion.fused_products == 1

@@ -163,6 +163,12 @@ def test_cold_warm_serial_and_parallel_runs_give_the_same_bits(rng, threads):
     first = st.jit(fn)(x).numpy().copy()
     with using(num_threads=threads):
         again = st.jit(fn)(x).numpy()
-        plan = fn(st.asarray(x)).prepare().execute().output(0)
+        plan = fn(st.asarray(x)).prepare()
+        out = plan.execute().output(0)
+    with using(lazy_cache=False):
+        uncached = fn(st.asarray(x)).prepare()
+        np.testing.assert_array_equal(first, uncached.execute().output(0))
     np.testing.assert_array_equal(first, again)
-    np.testing.assert_array_equal(first, plan)
+    np.testing.assert_array_equal(first, out)
+    assert [k.source for k in uncached.kernels] == [k.source for k in plan.kernels]
+    assert "sum" in plan.kernels[0].source

@@ -6,7 +6,7 @@ import pytest
 from strata.core import f64, i64, sym
 from strata.errors import DTypeError, OptionError, ShapeError, StrataError, TraceError, UnknownNameError
 from strata.mir import Graph, evaluate, parse
-from strata.ops import ScanOp, cond, scan
+from strata.ops import ScanOp, cond, layer_norm, scan
 from strata.transforms import checkpoint, grad, grad_with_loss, hvp, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
 
 RNG = np.random.default_rng(3)
@@ -221,6 +221,28 @@ def test_80_hvp_of_attention_norm_and_mlp_equals_finite_differences():
     )
     for name, hv, a, b in zip(wrt, products, up, down, strict=True):
         np.testing.assert_allclose(hv, (a - b) / (2 * step), rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_79_gradients_of_a_feed_forward_layer_equal_central_differences():
+    g = Graph("ffn")
+    x, w1, b1 = g.input("x", f64[3, 4]), g.param("w1", f64[4, 6]), g.param("b1", f64[6])
+    w2, b2, gamma, beta = (
+        g.param("w2", f64[6, 4]),
+        g.param("b2", f64[4]),
+        g.param("gamma", f64[4]),
+        g.param("beta", f64[4]),
+    )
+    out = layer_norm(x + (x @ w1 + b1).gelu() @ w2 + b2, gamma, beta)
+    g.outputs((out * out * out).mean())
+    wrt = ["x", *g.param_names]
+    data = {n: RNG.standard_normal(g.leaf(n).shape) for n in wrt}
+    step = 1e-5
+    for name, found in zip(wrt, evaluate(grad(g, wrt), data | {"d_output": 1.0}), strict=True):
+        for at in np.ndindex(found.shape):
+            moved = np.zeros(found.shape)
+            moved[at] = step
+            up, down = (evaluate(g, data | {name: data[name] + sign * moved})[0] for sign in (1, -1))
+            np.testing.assert_allclose(found[at], (up - down) / (2 * step), rtol=1e-6, atol=1e-8, err_msg=name)
 
 
 @pytest.mark.parametrize(
