@@ -19,6 +19,7 @@ from strata.cli.chat import Conversation
 from strata.cli.parser import make_parser
 from strata.cli.search import passages_of, split
 from strata.cli.shell.manual import page
+from strata.models import PromptTokens
 
 
 class Letters:
@@ -41,12 +42,13 @@ class Echo:
 
     class State:
         length = 0
+        seen = None
 
     def start(self) -> Any:
         return Echo.State()
 
-    def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
-        return [ord(c) for m in messages for c in f"{m['role'][0]}:{m['content']};"]
+    def read_prompt(self, messages: list[dict[str, str]]) -> PromptTokens:
+        return PromptTokens([ord(c) for m in messages for c in f"{m['role'][0]}:{m['content']};"])
 
     def tokens(self, ids: list[int], most: int, sampler: Any, ends: Any, state: Any) -> Any:
         self.read.append(len(ids) - state.length)

@@ -94,4 +94,5 @@ def test_reports_tell_of_bodies() -> None:
     text = str(result.explain())
     assert "|   1 k" in text
     assert "(once, before the first turn)" in text
-    assert "all in scan" in text
+    assert "all in scan" in [p.name for p in result.fusion.passes]
+    assert f"{len(result.fusion.passes)} changed nothing" in text
