@@ -2,8 +2,7 @@
 
     python examples/splats.py [FOLDER [COUNT [STEPS]]]
 
-FOLDER/splats.png has what was wanted beside what was learnt, FOLDER/splats-loss.svg the error of each step. Rows of
-pictures go upwards.
+FOLDER/splats.png has what was wanted beside what was learnt, FOLDER/splats-loss.svg the error of each step.
 """
 
 from __future__ import annotations
@@ -48,11 +47,9 @@ def parameters(positions: Any, scales: Any, opacities: Any, colours: Any) -> Spl
 
 def cameras(count: int) -> np.ndarray:
     """Cameras in a ring around the scene."""
-    found = []
-    for angle in 2 * np.pi * np.arange(count) / count:
-        place = (2.6 * np.cos(angle), 0.9, 2.6 * np.sin(angle))
-        found.append(st.splat_camera(place, (0.0, -0.15, 0.0), fov=50.0, background=(0.05, 0.05, 0.08)).numpy())
-    return np.stack(found)
+    places = [(2.6 * np.cos(a), 0.9, 2.6 * np.sin(a)) for a in 2 * np.pi * np.arange(count) / count]
+    aim, dark = (0.0, -0.15, 0.0), (0.05, 0.05, 0.08)
+    return np.stack([st.splat_camera(place, aim, fov=50.0, background=dark).numpy() for place in places])
 
 
 def render(splats: Splats, camera: Any, size: int) -> Any:
@@ -75,8 +72,7 @@ def fit(count: int = 20_000, steps: int = 200, size: int = 144, views: int = 8, 
     @st.jit
     def step(splats: Splats, state: Any, camera: Any, aim: Any) -> Any:
         value, slope = st.value_and_grad(loss)(splats, camera, aim)
-        # places move slower than colours and opacities
-        pace = {"positions": 0.15, "scales": 0.5, "turned": 0.3, "opacities": 2.0, "colours": 1.0}
+        pace = {"positions": 0.15, "scales": 0.5, "turned": 0.3, "opacities": 2.0, "colours": 1.0}  # places are slow
         moved, state = optimizer.update(splats, slope, state)
         return {k: splats[k] + (moved[k] - splats[k]) * pace[k] for k in splats}, state, value
 
@@ -93,9 +89,9 @@ def fit(count: int = 20_000, steps: int = 200, size: int = 144, views: int = 8, 
 def main(out: Path = Path(), count: int = 20_000, steps: int = 200) -> None:
     made = fit(count, steps)
     print(f"mean absolute error {made['losses'][0]:.4f} at first, {np.mean(made['losses'][-8:]):.4f} in the end")
-    picture(np.concatenate([made["aim"], made["picture"]], 1)[::-1]).save(out / "splats.png")
-    lines = {"mean absolute error": made["losses"]}
-    plot(lines, title=f"{count:,} splats", x="step", y="error", log=True).save(out / "splats-loss.svg")
+    picture(np.concatenate([made["aim"], made["picture"]], 1)[::-1]).save(out / "splats.png")  # rows go upwards
+    lines = plot({"mean absolute error": made["losses"]}, title=f"{count:,} splats", x="step", y="error", log=True)
+    lines.save(out / "splats-loss.svg")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from strata.models.cached import DECODERS, CachedGraph, Layout
 from strata.models.deberta import DebertaConfig
 from strata.models.decoders import MODULES, decoder_family
 from strata.models.decoders.residency import expert_stores, no_experts
-from strata.models.decoders.stacks import ExpertStack
+from strata.models.decoders.stacks import ExpertStack, stacked
 from strata.models.embed import Encoder
 from strata.models.generate import Decoder
 from strata.models.llama import LlamaGraph, gguf_names
@@ -52,7 +52,7 @@ def _decoder(
 ) -> Decoder:  # fmt: skip
     stores = None
     if experts is None:
-        weights = {n: w.whole() if isinstance(w, ExpertStack) else w for n, w in weights.items()}
+        weights = stacked(weights)
     else:
         stores = expert_stores(config, make, weights, experts, device)
     config.check(weights)

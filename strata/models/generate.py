@@ -248,6 +248,7 @@ class Decoder(TextModel, Model):
             kind = type(prompt).__name__
             raise OptionError(f"generate: a prompt is a text, messages or token ids, got {kind}", code="O606") from None
 
+    @own_checks()
     def read_prompt(
         self, prompt: Prompt, *, images: Sequence[Any] = (), tools: Sequence[Mapping[str, Any]] | None = None,
         limit: int | None = None,

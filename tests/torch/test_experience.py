@@ -148,7 +148,9 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Li
 x = torch.randn(4, 8)
 with torch.no_grad():
     torch.testing.assert_close(torch.compile(model, backend="strata", options={"strict": True})(x), model(x))
-print(sum(e.what == "put" for e in default_store().events), "llvmlite.binding" in sys.modules)
+# plans are kept where they were slow to make
+made = [e for e in default_store().events if e.what == "put" and e.about["kind"] != "plan"]
+print(len(made), "llvmlite.binding" in sys.modules)
 """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,11 @@ class ExpertStack:
     def whole(self) -> np.ndarray | GgufTensor:
         data = np.stack([self.one(i) for i in range(len(self.parts))])
         return data if self.kind is None else GgufTensor(self.name, self.kind, self.shape, data)
+
+
+def stacked(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights with the experts of each layer in one array."""
+    return {name: w.whole() if isinstance(w, ExpertStack) else w for name, w in weights.items()}
 
 
 def _elements(part: np.ndarray | GgufTensor, *, is_blocks: bool) -> np.ndarray:

@@ -9,6 +9,7 @@ import pytest
 
 from strata.errors import StrataError
 from strata.models.decoders import decoder_family
+from strata.models.decoders.stacks import stacked
 from tests.unit.models.decoder_vectors import unpacked
 from tests.unit.models.test_decoder_vectors import KNOWN
 
@@ -20,7 +21,7 @@ def test_spoiled_settings(name: str) -> None:
     settings = KNOWN[name]["config"]
     of = decoder_family(settings["model_type"])
     shapes = unpacked(KNOWN[name]["weights"])
-    weights = of.names({key: np.broadcast_to(np.float32(0), shape) for key, shape in shapes.items()})
+    weights = stacked(of.names({key: np.broadcast_to(np.float32(0), shape) for key, shape in shapes.items()}))
     config = of.config(settings)
     config.check(weights)
     of.graph(config, weights, 32, every=True).build().check()
