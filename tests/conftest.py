@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import sys
@@ -22,6 +23,9 @@ from strata.testing import GoldenCase, check_case
 settings.register_profile("strata", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fuzz", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("strata")  # --hypothesis-profile overrides it
+
+# JAX takes most of a GPU's memory when it starts; the other tests of this machine need some, too.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 _SEED = pytest.StashKey[int]()
 _STATES: dict[str, list[tuple[np.random.Generator, Any]]] = {}  # of the generators that a module of tests made
