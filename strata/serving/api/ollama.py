@@ -89,9 +89,10 @@ def _message(at: int, found: Any) -> dict[str, Any]:
     role, content = fields.any("role"), fields.any("content", "")
     if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
         raise wrong(f"{name} has a role and a text, got {shown(found)}", "messages", "invalid_value")
-    if fields.any("images"):
-        raise wrong(f"{name}: this model does not see images", "messages", "unsupported_parameter")
-    made: dict[str, Any] = {"role": role, "content": content}
+    images = fields.any("images")
+    if images and role != "user":
+        raise wrong(f"{name}: images are in messages of the user, not of {role}", "messages", "invalid_value")
+    made: dict[str, Any] = {"role": role, "content": _with_images(content, images, name)}
     calls = fields.any("tool_calls", [])
     tool = fields.name("tool_name")
     if role == "tool":
@@ -105,19 +106,31 @@ def _message(at: int, found: Any) -> dict[str, Any]:
     return made
 
 
+def _with_images(text: str, images: Any, name: str) -> str | list[dict[str, Any]]:
+    """A text, behind the images that it is about: base64, without the head of a data: URL."""
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(i, str) for i in images):
+        raise wrong(f"{name}: images is a list of files in base64, got {shown(images)}", "images", "invalid_type")
+    return [*({"type": "image", "image": f"data:;base64,{i}"} for i in images), {"type": "text", "text": text}]
+
+
 def parse_generate(body: Any) -> OllamaRequest:
     """The body of /api/generate: a prompt as a user's message, or as it is if `raw` says so."""
     fields, options, stream, model, form = _common(body)
     prompt, system, raw = fields.any("prompt", ""), fields.name("system"), fields.flag("raw")
     if not isinstance(prompt, str):
         raise wrong(f"prompt is a text, got {shown(prompt)}", "prompt", "invalid_type")
-    for name in ("images", "suffix", "template"):
+    content = _with_images(prompt, fields.any("images"), "prompt")
+    for name in ("suffix", "template"):
         if fields.any(name):
             raise wrong(f"{name} is not supported", name, "unsupported_parameter")
     fields.finish()
+    if raw and isinstance(content, list):
+        raise wrong("raw prompts have no place for images: leave raw out", "images", "unsupported_parameter")
     if raw:
         return OllamaRequest(TextRequest((prompt,), options, stream=stream, model=model, format=form), is_chat=False)
-    messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
+    messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": content}]
     return OllamaRequest(ChatRequest(tuple(messages), options, stream=stream, model=model, format=form), is_chat=False)
 
 

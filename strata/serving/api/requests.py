@@ -19,6 +19,7 @@ MOST_PROMPTS: Final = 128
 MOST_TOP: Final = 20
 MOST_TOOLS: Final = 128
 MOST_MESSAGES: Final = 2048
+IMAGES: Final = ("image_url", "input_image")  # kinds of parts: of chats, and of responses
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 # of a message, what clients send back because they were given it
 IGNORED_IN_MESSAGES: Final = ("refusal", "annotations", "audio", "reasoning", "reasoning_content", "function_call")
@@ -356,11 +357,11 @@ def _message(at: int, found: Any) -> dict[str, Any]:
 def content_parts(content: Any, name: str) -> str | list[dict[str, Any]]:
     """A text; or, where some of its parts are images, the parts: texts, and URLs of images."""
     kinds = [p.get("type") if isinstance(p, Mapping) else None for p in content] if isinstance(content, list) else []
-    if "image_url" not in kinds:
+    if not any(k in IMAGES for k in kinds):
         return content_text(content, name)
     made = []
     for kind, part in zip(kinds, content, strict=True):
-        if kind == "image_url":
+        if kind in IMAGES:
             given = part.get("image_url")
             url = given.get("url") if isinstance(given, Mapping) else given
             if not isinstance(url, str):
@@ -375,7 +376,7 @@ def content_text(content: Any, name: str) -> str:
     """A text, or parts of one."""
     if isinstance(content, list):
         kinds = [p.get("type") if isinstance(p, Mapping) else None for p in content]
-        if any(k in ("image_url", "input_image") for k in kinds):
+        if any(k in IMAGES for k in kinds):
             raise wrong(
                 f"{name}: the content is a text: this model does not see images", "messages", "unsupported_parameter"
             )

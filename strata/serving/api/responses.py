@@ -16,6 +16,7 @@ from strata.serving.api.requests import (
     AnswerFormat,
     ChatRequest,
     check_count,
+    content_parts,
     content_text,
     parse_choice,
     parse_format,
@@ -113,7 +114,8 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 role = item.get("role")
                 if role not in ("system", "developer", "user", "assistant"):
                     raise wrong(f"{name}: the role {shown(role)} is not known", "input", "invalid_value")
-                found.append({"role": role, "content": content_text(item.get("content"), name)})
+                read = content_parts if role == "user" else content_text
+                found.append({"role": role, "content": read(item.get("content"), name)})
             case "function_call":
                 call = call_message(str(item.get("call_id", "")), str(item.get("name")), item.get("arguments"))
                 if found and found[-1]["role"] == "assistant":

@@ -239,6 +239,8 @@ class _Api:
         engine = self._service.engines.get(name)
         template = "" if engine is None else engine.model.tokenizer.template or ""
         capabilities = ["embedding"] if engine is None else ["completion", "tools"]
+        if engine is not None and engine.model.sees:
+            capabilities.append("vision")
         about = {"details": model_entry(name, {})["details"], "template": template, "capabilities": capabilities}
         return JSONResponse({**about, "model_info": {}, "parameters": "", "license": ""})
 

@@ -154,6 +154,42 @@ def test_images_over_http(model: Any) -> None:
         said([{"type": "image_url", "image_url": {"link": "x"}}, text])
 
 
+def test_images_in_responses_and_for_clients_of_ollama(model: Any) -> None:
+    service = Service(model, name="eyes")
+    wanted = model.chat(asked(PHOTOS[0]), max_tokens=6)["content"]
+    content = [
+        {"type": "input_image", "image_url": url(PHOTOS[0]), "detail": "auto"},
+        {"type": "input_text", "text": "w5 w6"},
+    ]
+    body = {"model": "eyes", "input": [{"role": "user", "content": content}], "max_output_tokens": 6, "temperature": 0}
+    first = service.answer("/v1/responses", body)
+    assert first["output"][0]["content"][0]["text"] == wanted
+    follow = [{"role": "user", "content": "w7"}]
+    again = service.answer("/v1/responses", {**body, "input": follow, "previous_response_id": first["id"]})
+    chat = [*asked(PHOTOS[0]), {"role": "assistant", "content": wanted}, {"role": "user", "content": "w7"}]
+    assert again["output"][0]["content"][0]["text"] == model.chat(chat, max_tokens=6)["content"]
+    with pytest.raises(RequestError, match="image_url has a url"):
+        service.answer(
+            "/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}
+        )
+
+    packed = url(PHOTOS[0]).partition(",")[2]
+    options = {"num_predict": 6, "temperature": 0}
+    said = {"role": "user", "content": "w5 w6", "images": [packed]}
+    body = {"model": "eyes", "messages": [said], "options": options, "stream": False}
+    assert service.answer("/api/chat", body)["message"]["content"] == wanted
+    body = {"model": "eyes", "prompt": "w5 w6", "images": [packed], "options": options, "stream": False}
+    assert service.answer("/api/generate", body)["response"] == wanted
+    for path, wrong, told in (
+        ("/api/chat", {"messages": [{**said, "role": "system"}]}, "not of system"),
+        ("/api/chat", {"messages": [{**said, "images": "cat.png"}]}, "a list of files in base64"),
+        ("/api/chat", {"messages": [{**said, "images": ["!!"]}]}, "not base64"),
+        ("/api/generate", {"prompt": "w5", "images": [packed], "raw": True}, "leave raw out"),
+    ):
+        with pytest.raises(RequestError, match=told):
+            service.answer(path, wrong)
+
+
 def test_the_command_shows_an_image(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
