@@ -142,8 +142,14 @@ class Executable(ABC):
         """Scratch memory of a run, where the device's own compiler plans it; None where the plan's arena is used."""
         return None
 
+    @property
+    def workspace_bytes(self) -> int | None:
+        """What kernels take beside the plan's buffers (packed operands, say), at the upper bounds of sizes; None
+        where a size has none."""
+        return 0
+
     def limit_scratch(self, limit: int) -> None:  # noqa: B027 - a plan with an arena has kept the limit already
-        """Refuse to take more scratch memory than this: for those whose memory the plan does not decide."""
+        """Refuse to take more scratch memory than this: for those whose memory the plan alone does not decide."""
 
     def stablehlo(self, binding: Mapping[str, int] | None = None) -> str | None:
         """The text that runs, for sizes of the symbols; None where it is not StableHLO."""

@@ -71,7 +71,9 @@ class TrainingStep:
 
     @property
     def activation_bytes(self) -> int:
-        return int(self.compiled.lir.arena_size)
+        scratch = self.compiled.memory.scratch
+        assert scratch is not None  # sizes are bound
+        return scratch
 
     def run(self, ids: np.ndarray, counts: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
         """The loss of tokens i32[B, S + 1] where counts f32[B, S] are not 0, and the gradients by name."""

@@ -81,6 +81,10 @@ class DeferredExecutable(Executable):
     def scratch_bytes(self) -> int | None:
         return None if self._made is None else self._made.scratch_bytes
 
+    @property
+    def workspace_bytes(self) -> int | None:
+        return self.made.workspace_bytes
+
     def limit_scratch(self, limit: int) -> None:
         self.made.limit_scratch(limit)
 

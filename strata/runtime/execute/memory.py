@@ -128,9 +128,10 @@ class MemoryReport(str):
     With symbolic sizes the numbers are those at the upper bounds, None where a size has none.
     """
 
-    __slots__ = ("constants", "inputs", "lower_bound", "outputs", "packed", "params", "scratch")
+    __slots__ = ("constants", "inputs", "lower_bound", "outputs", "packed", "params", "scratch", "workspace")
 
-    scratch: int | None  # the arena: exactly what one run needs at a time
+    scratch: int | None  # exactly what one run needs at a time: the plan's arena, and the workspace
+    workspace: int | None  # what kernels take beside the plan's buffers, such as packed operands
     lower_bound: int | None  # no plan could need less
     params: int | None
     constants: int
@@ -143,16 +144,20 @@ class MemoryReport(str):
         try:
             placement = lir.placement()
             text = memory_report(lir)
-            scratch, lower = placement.arena_size, placement.lower_bound
+            workspace = executable.workspace_bytes
+            scratch = None if workspace is None else placement.arena_size + workspace
+            lower = placement.lower_bound
+            if workspace:
+                text += f"\nand {workspace:,} bytes of workspace for kernels"
         except SymbolError as error:
-            text, scratch, lower = f"unbounded: {error.summary}", None, None
+            text, scratch, lower, workspace = f"unbounded: {error.summary}", None, None, None
         if executable.scratch_bytes is not None:  # planned by whoever compiled the modules
-            scratch = lower = executable.scratch_bytes
+            scratch, lower, workspace = executable.scratch_bytes, executable.scratch_bytes, 0
             text = (
                 f"{scratch:,} bytes of scratch memory, as the device's compiler reports it, {len(lir.schedule)} steps"
             )
         made = cls(text)
-        made.scratch, made.lower_bound = scratch, lower
+        made.scratch, made.lower_bound, made.workspace = scratch, lower, workspace
         made.params = _total(lir, "param", "weight")
         made.constants = sum(a.nbytes for a in lir.constants)
         made.packed = executable.packed_bytes

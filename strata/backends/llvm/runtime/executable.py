@@ -32,8 +32,8 @@ from strata.backends.llvm.runtime.packed_weights import PackedWeights
 from strata.backends.llvm.runtime.program import Argument, BoundProgram, NativeProgram, ProgramStep
 from strata.backends.llvm.runtime.symbolic_program import FIXED_ARENA, OpenProgram
 from strata.config import config
-from strata.core import Dim, Table, Target, available_threads, dim_max, new_lock, substitute
-from strata.errors import SymbolError
+from strata.core import Dim, Table, Target, available_threads, dim_max, here, new_lock, substitute
+from strata.errors import MemoryLimitError, SymbolError
 from strata.lir import KEPT, Lir, Placement, Step
 
 KEPT_CALLS = 4  # for as many callers at once as are likely
@@ -160,6 +160,32 @@ class CpuExecutable(Executable):
         return reduce(dim_max, needs) if needs else 0
 
     @property
+    def workspace_bytes(self) -> int | None:
+        most = {name: symbol.hi for name, symbol in self.lir.symbols.items()}
+        sizes = {name: high for name, high in most.items() if high is not None}
+        if len(sizes) < len(most):
+            return None
+        needs = (self._workspace_at(at, step, sizes) for at, step in enumerate(self.lir.schedule)
+                 if not self.is_host_step(at, step))  # fmt: skip
+        return max(needs, default=0)
+
+    def _workspace_at(self, at: int, step: Step, sizes: Mapping[str, int]) -> int:
+        if at in self.native:
+            return self.native[at][0].plan(sizes).workspace
+        size = substitute(self.workspace_of(step), sizes)
+        assert isinstance(size, int)
+        return size
+
+    def limit_scratch(self, limit: int) -> None:
+        workspace = self.workspace_bytes
+        if workspace is None or self.lir.arena_size + workspace <= limit:
+            return
+        raise MemoryLimitError(
+            f"{self.lir.name!r} needs {self.lir.arena_size:,} bytes of scratch memory and {workspace:,} of workspace "
+            f"for kernels, the limit is {limit:,}", code="C200", place=here(),
+        )  # fmt: skip
+
+    @property
     def packed_bytes(self) -> int:
         """Of weights in the order that kernels read them."""
         return self._packed.held_bytes + sum(holding.packed_bytes() for holding in self._holdings.values())
@@ -218,9 +244,8 @@ class CpuExecutable(Executable):
         if at in self.native:
             return self._native_steps(at, place, top, sizes, keep)
         step = self.lir.schedule[at]
-        size = substitute(self.workspace_of(step), sizes)
-        assert isinstance(size, int)
-        return [*self._copy_steps(step, place, sizes), *self._steps_of(step, place, top)], size
+        steps = [*self._copy_steps(step, place, sizes), *self._steps_of(step, place, top)]
+        return steps, self._workspace_at(at, step, sizes)
 
     def _placed(self, offsets: Mapping[str, int]) -> Callable[[str], Argument]:
         def place(name: str) -> Argument:
