@@ -65,9 +65,10 @@ class TrainingStep:
 
     @property
     def planned_bytes(self) -> int:
-        """What a step needs: weights, activations, trained values with their gradients and averages."""
+        """What a step needs: weights, activations, an empty KV cache, trained values with gradients and averages."""
         own = sum(a.nbytes for a in self.values.values())
-        return self.weight_bytes + self.activation_bytes + 4 * own
+        empty = sum(a.nbytes for name, a in self._feeds.items() if name not in self._blocks)
+        return self.weight_bytes + self.activation_bytes + empty + 4 * own
 
     @property
     def activation_bytes(self) -> int:
