@@ -25,7 +25,7 @@ def compile_(options: Namespace) -> None:
         show.as_json({"output": options.output, "signature": compiled.signature, "bytes": size, "seconds": seconds})
     else:
         print(f"{options.output}: {show.size(size)} in {show.duration(seconds)}")
-        print(f"runs {compiled.name}{compiled.signature}")
+        print(repr(compiled))
 
 
 def _compiled(options: Namespace) -> Any:

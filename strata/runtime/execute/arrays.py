@@ -178,9 +178,13 @@ def describe(array: Any) -> str:
 
 
 def signature(graph: Any, most: int = NAMED) -> str:
-    """Inputs of a compiled graph, its first parameters and its outputs, with their types."""
-    inputs = ", ".join(f"{n}: {t}" for n, t in graph._inputs)
-    params = "".join(f", param {n}: {t}" for n, t in list(graph._params.items())[:most])
-    rest = len(graph._params) - most
-    more = f", … {rest} more parameter{'s' * (rest > 1)}" if rest > 0 else ""
-    return f"({inputs}{params}{more}) -> {', '.join(map(str, graph._outputs))}"
+    """The first inputs, parameters and outputs of a compiled graph, with their types."""
+    inputs = [f"{n}: {t}" for n, t in graph._inputs]
+    params = [f"param {n}: {t}" for n, t in graph._params.items()]
+    given = [*_first(inputs, most, "input"), *_first(params, most, "parameter")]
+    return f"({', '.join(given)}) -> {', '.join(_first([str(t) for t in graph._outputs], most, 'output'))}"
+
+
+def _first(shown: list[str], most: int, noun: str) -> list[str]:
+    rest = len(shown) - most
+    return [*shown[:most], f"… {rest} more {noun}{'s' * (rest > 1)}"] if rest > 0 else shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -137,7 +138,7 @@ class CompiledGraph:
     @property
     def signature(self) -> str:
         """Inputs, parameters and outputs with their types."""
-        return signature(self, len(self._params))
+        return signature(self, sys.maxsize)
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self.name}{signature(self)}>"
