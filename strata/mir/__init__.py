@@ -33,7 +33,7 @@ from strata.mir.ir import (
 )
 from strata.mir.leaves import Constant, Input, Literal, Param, constant, fresh_scope, leaf_name, placeholder
 from strata.mir.origin import Origin, current_origin, origin, origin_of
-from strata.mir.registry import REGISTRY, Registry, near
+from strata.mir.registry import REGISTRY, Registry, near, some_of
 from strata.mir.sample import Draw, Sample, draw
 from strata.mir.text import FIELD_ERRORS, VALUE_TYPES, Parser, parse, show, show_field, show_name, show_where
 from strata.mir.verify import verify

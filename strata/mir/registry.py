@@ -43,6 +43,13 @@ class Registry:
 REGISTRY = Registry()
 
 
+def some_of(names: Iterable[str], most: int = 12) -> str:
+    """The first of these names, and how many more there are; `none` where there are none."""
+    found = list(names)
+    rest = len(found) - most
+    return ", ".join(found[:most] if rest > 0 else found) + (f" and {rest} more" if rest > 0 else "") or "none"
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'exp'?` when a known name is close."""
     import difflib

@@ -17,7 +17,7 @@ from strata.config import config
 from strata.core import Table, folded, here, new_rlock
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread
-from strata.mir import Graph, infer_binding, leaf_name, near
+from strata.mir import Graph, infer_binding, leaf_name, near, some_of
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.compile.pipeline import CompilePipeline
 from strata.runtime.execute import at_home
@@ -151,9 +151,8 @@ class CompiledGraph:
     def set_param(self, name: str, value: Any) -> None:
         """Give a parameter its value; it is kept until set again, and packed once where kernels want it packed."""
         if name not in self._params:
-            known = ", ".join(self._params) or "none"
             raise UnknownNameError(
-                f"{self.name!r} has no parameter {name!r}; it has {known}{near(name, self._params)}",
+                f"{self.name!r} has no parameter {name!r}; it has {some_of(self._params)}{near(name, self._params)}",
                 code="N115",
                 place=here(),
             )

@@ -12,7 +12,7 @@ from strata.core import TensorType, here
 from strata.errors import OptionError, ShapeError, UnknownNameError
 from strata.kinds import whole_number
 from strata.lir import Lir
-from strata.mir import near
+from strata.mir import near, some_of
 from strata.runtime.execute.foreign import read_param
 
 
@@ -119,9 +119,8 @@ class GraphState:
 
     def _kind(self, name: str) -> TensorType:
         if name not in self._inputs:
-            known = ", ".join(self._inputs) or "none"
             raise UnknownNameError(
-                f"{self._lir.name!r} has no input {name!r}; it has {known}{near(name, self._inputs)}",
+                f"{self._lir.name!r} has no input {name!r}; it has {some_of(self._inputs)}{near(name, self._inputs)}",
                 code="N112",
                 place=here(),
             )

@@ -608,3 +608,15 @@ def test_numbers_of_python_lose_nothing() -> None:
         c.run(i=[1.5, 2], f=[1, 2])
     with pytest.raises(st.errors.DTypeError, match=r"input 'f' is f32\[2\], got c128\[2\]"):
         c.run(i=[1, 2], f=[1j, 2])
+
+
+def test_a_wrong_name_among_many_is_told_in_one_line() -> None:
+    g = Graph("g")
+    x = g.input("x", (2,))
+    for i in range(40):
+        x = x + g.param(f"w{i}", (2,))
+    c = Session("cpu").compile(g.outputs(x))
+    with pytest.raises(UnknownNameError, match=r"it has w0, .*, w11 and 28 more; did you mean 'w39'\?"):
+        c.set_param("w.39", np.zeros(2, np.float32))
+    assert repr(c).endswith("… 36 more parameters) -> f32[2]>")
+    assert c.signature.count("param ") == 40
