@@ -101,6 +101,32 @@ class Elementwise(Op):
         return super().has_rule(rule)
 
 
+class ElementwiseUnary(Elementwise):
+    """A function of one number: that of NumPy and that of the kernel builder, under the op's name or another."""
+
+    in_numpy: ClassVar[str] = ""
+    in_kernel: ClassVar[str] = ""
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return getattr(np, self.in_numpy or self.name)(x)
+
+    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
+        return getattr(k, self.in_kernel or self.name)(x)
+
+
+class ElementwiseBinary(Elementwise):
+    """A function of two numbers, named in the same way."""
+
+    in_numpy: ClassVar[str] = ""
+    in_kernel: ClassVar[str] = ""
+
+    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return getattr(np, self.in_numpy or self.name)(x, y)
+
+    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
+        return getattr(k, self.in_kernel or self.name)(x, y)
+
+
 def accepts(allowed: str, dtype: DType) -> bool:
     """Whether a class of dtypes, as ops name it, includes a dtype."""
     match allowed:
@@ -166,7 +192,7 @@ def unbroadcast(x: Value, shape: tuple[Dim, ...]) -> Value:
 # ----------------------------------------------------------------------------------------------------------- arithmetic
 
 
-class Arithmetic(Elementwise):
+class Arithmetic(ElementwiseBinary):
     """A binary op on numbers."""
 
     dtypes = "numeric"
@@ -186,9 +212,6 @@ class Add(Arithmetic):
 
     commutative = True
 
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return x + y
-
     def partials(self, x: Value, y: Value, *, out: Value) -> tuple[Partial, ...]:
         return 1, 1
 
@@ -199,9 +222,6 @@ class Add(Arithmetic):
 @op("subtract")
 class Subtract(Arithmetic):
     """x - y; integers wrap."""
-
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return x - y
 
     def partials(self, x: Value, y: Value, *, out: Value) -> tuple[Partial, ...]:
         return 1, -1
@@ -215,9 +235,6 @@ class Multiply(Arithmetic):
     """x * y; integers wrap."""
 
     commutative = True
-
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return x * y
 
     def partials(self, x: Value, y: Value, *, out: Value) -> tuple[Partial, ...]:
         return y, x
@@ -265,6 +282,10 @@ class Selecting(Arithmetic):
     allowed = "ordered"
     commutative = True
 
+    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        # of two equal numbers, zeros of both signs among them, the second is chosen; of f16, NumPy chooses the first
+        return super().numpy(y, x) if x.dtype == np.float16 else super().numpy(x, y)
+
     def picks_first(self, x: Value, y: Value) -> Value:
         self.missing("vjp")
 
@@ -287,37 +308,24 @@ class Selecting(Arithmetic):
         ]  # fmt: skip
 
 
-def _in_turn(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of two equal numbers, zeros of both signs among them, the second is chosen; of f16, NumPy chooses the first."""
-    return (y, x) if x.dtype == np.float16 else (x, y)
-
-
 @op("maximum")
 class Maximum(Selecting):
     """The larger of x and y; NaN if either is."""
 
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.maximum(*_in_turn(x, y))
+    in_kernel = "max"
 
     def picks_first(self, x: Value, y: Value) -> Value:
         return x >= y
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.max(x, y)
 
 
 @op("minimum")
 class Minimum(Selecting):
     """The smaller of x and y; NaN if either is."""
 
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.minimum(*_in_turn(x, y))
+    in_kernel = "min"
 
     def picks_first(self, x: Value, y: Value) -> Value:
         return x <= y
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.min(x, y)
 
 
 @op("power")

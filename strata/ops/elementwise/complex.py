@@ -11,7 +11,7 @@ import numpy as np
 
 from strata.core import DType, TensorType, c64, c128, f32, f64
 from strata.mir import METHODS, Op, Sample, Value, constant, function, op
-from strata.ops.base.elementwise import Elementwise, Partial, unbroadcast
+from strata.ops.base.elementwise import Elementwise, ElementwiseBinary, ElementwiseUnary, Partial, unbroadcast
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
 
 if TYPE_CHECKING:
@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
 
 @op("conj")
-class Conj(Elementwise):
+class Conj(ElementwiseUnary):
     """The complex conjugate."""
 
     allowed = "complex"
     dtypes = "complex"
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.conj(x)
 
     def jvp(self, x: Value, *, out: Value, dx: tuple[Value | None, ...]) -> Value | None:
         return None if dx[0] is None else self(dx[0])
@@ -34,15 +31,12 @@ class Conj(Elementwise):
     def vjp(self, x: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
         return (self(ct),)
 
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.conj(x)
-
     @classmethod
     def samples(cls) -> list[Sample]:
         return [Sample(c64[3, 4]), Sample(c64[()]), Sample(c64[0])]
 
 
-class ComplexPart(Elementwise):
+class ComplexPart(ElementwiseUnary):
     """The real or imaginary part of a complex number."""
 
     allowed = "complex"
@@ -63,28 +57,16 @@ class ComplexPart(Elementwise):
 class Real(ComplexPart):
     """The real part."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.real(x)
-
     def vjp(self, x: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
         return (make_complex(ct * 0.5, METHODS["zeros_like"](ct)),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.real(x)
 
 
 @op("imag")
 class Imag(ComplexPart):
     """The imaginary part."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.imag(x)
-
     def vjp(self, x: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
         return (make_complex(METHODS["zeros_like"](ct), ct * 0.5),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.imag(x)
 
 
 @op("complex")
@@ -159,13 +141,11 @@ class ComplexNormSqBackward(Op):
 
 
 @op("atan2")
-class Atan2(Elementwise):
+class Atan2(ElementwiseBinary):
     """The angle of the point (x, y), in (-π, π]; its derivative at the origin is 0."""
 
     allowed = "float"
-
-    def numpy(self, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-        return np.arctan2(y, x)
+    in_numpy = "arctan2"
 
     def partials(self, y: Value, x: Value, *, out: Value) -> tuple[Partial, ...]:
         zero, one = constant(0, x.dtype), constant(1, x.dtype)
@@ -173,9 +153,6 @@ class Atan2(Elementwise):
         origin = METHODS["equal"](square, zero)
         scale = METHODS["where"](origin, zero, one / METHODS["where"](origin, one, square))
         return x * scale, -y * scale
-
-    def scalar(self, k: KernelBuilder, y: Expr, x: Expr) -> Expr:
-        return k.atan2(y, x)
 
     @classmethod
     def samples(cls) -> list[Sample]:

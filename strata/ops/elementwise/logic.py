@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from typing import cast as cast_type
 
 import numpy as np
@@ -29,7 +29,7 @@ from strata.core import (
     u32,
 )
 from strata.mir import METHODS, Op, Sample, UnaryOp, Value, constant, draw, function, op
-from strata.ops.base.elementwise import Elementwise, lift, unbroadcast
+from strata.ops.base.elementwise import ElementwiseBinary, ElementwiseUnary, lift, unbroadcast
 from strata.ops.base.frontend import Operand, as_value, promoted
 
 if TYPE_CHECKING:
@@ -38,22 +38,15 @@ if TYPE_CHECKING:
 FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
-class Compare(Elementwise):
+class Compare(ElementwiseBinary):
     """A comparison: booleans out. NaN compares unequal to everything."""
 
     differentiable = False
     allowed = "ordered"
     dtypes = "ordered"
-    relation: ClassVar[str]
 
     def result_dtype(self, dtype: DType) -> DType:
         return bool_
-
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return getattr(np, self.name)(x, y)
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return getattr(k, self.relation)(x, y)
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -70,7 +63,7 @@ class Equal(Compare):
 
     allowed = "any"
     commutative = True
-    relation = "eq"
+    in_kernel = "eq"
 
 
 @op("not_equal")
@@ -79,35 +72,35 @@ class NotEqual(Compare):
 
     allowed = "any"
     commutative = True
-    relation = "ne"
+    in_kernel = "ne"
 
 
 @op("less")
 class Less(Compare):
     """x < y."""
 
-    relation = "lt"
+    in_kernel = "lt"
 
 
 @op("less_equal")
 class LessEqual(Compare):
     """x <= y."""
 
-    relation = "le"
+    in_kernel = "le"
 
 
 @op("greater")
 class Greater(Compare):
     """x > y."""
 
-    relation = "gt"
+    in_kernel = "gt"
 
 
 @op("greater_equal")
 class GreaterEqual(Compare):
     """x >= y."""
 
-    relation = "ge"
+    in_kernel = "ge"
 
 
 @op("where")
@@ -260,7 +253,7 @@ def int_bounds(dtype: DType) -> tuple[int, int]:
     return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
 
 
-class Bitwise(Elementwise):
+class Bitwise(ElementwiseBinary):
     """Logic on the bits of integers, or on booleans."""
 
     differentiable = False
@@ -277,12 +270,7 @@ class BitwiseAnd(Bitwise):
     """x & y."""
 
     commutative = True
-
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return x & y
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.and_(x, y)
+    in_kernel = "and_"
 
 
 @op("bitwise_or")
@@ -290,12 +278,7 @@ class BitwiseOr(Bitwise):
     """x | y."""
 
     commutative = True
-
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return x | y
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.or_(x, y)
+    in_kernel = "or_"
 
 
 @op("bitwise_xor")
@@ -303,30 +286,24 @@ class BitwiseXor(Bitwise):
     """x ^ y."""
 
     commutative = True
-
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return x ^ y
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.xor(x, y)
+    in_kernel = "xor"
 
 
 @op("bitwise_not")
-class BitwiseNot(Bitwise):
+class BitwiseNot(ElementwiseUnary):
     """~x; logical not on booleans."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return ~x
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.not_(x)
+    differentiable = False
+    allowed = "integral"
+    dtypes = "integral"
+    in_kernel = "not_"
 
     @classmethod
     def samples(cls) -> list[Sample]:
         return [Sample(i32[3, 4]), Sample(bool_[4]), Sample(u8[0])]
 
 
-class Shift(Elementwise):
+class Shift(ElementwiseBinary):
     """A shift of integers; a count outside 0..bits-1 shifts everything out, also a negative one, as in NumPy."""
 
     differentiable = False
@@ -347,25 +324,19 @@ class Shift(Elementwise):
 class LeftShift(Shift):
     """x << y."""
 
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.left_shift(x, y)
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.shl(x, y)
+    in_numpy = "left_shift"
+    in_kernel = "shl"
 
 
 @op("bitwise_right_shift")
 class RightShift(Shift):
     """x >> y; the sign is kept on signed integers."""
 
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.right_shift(x, y)
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.shr(x, y)
+    in_numpy = "right_shift"
+    in_kernel = "shr"
 
 
-class Predicate(Elementwise):
+class Predicate(ElementwiseUnary):
     """A question about one number: booleans out."""
 
     differentiable = False
@@ -384,22 +355,10 @@ class Predicate(Elementwise):
 class IsNan(Predicate):
     """Whether x is NaN."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.isnan(x)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.isnan(x)
-
 
 @op("isinf")
 class IsInf(Predicate):
     """Whether x is infinite."""
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.isinf(x)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.isinf(x)
 
 
 @op("stop_gradient")
@@ -476,7 +435,7 @@ def to_bool(x: Operand) -> Value:
     return cast(as_value(x), bool_)
 
 
-def _binary_function(cls: type[Elementwise], *aliases: str) -> Any:
+def _binary_function(cls: type[ElementwiseBinary], *aliases: str) -> Any:
     def apply(x: Operand, y: Operand) -> Value:
         return cls()(*promoted(x, y))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from strata.core import f16, f32, i32
 from strata.mir import METHODS, Sample, Value, constant, draw, function, op
-from strata.ops.base.elementwise import Elementwise, Partial
+from strata.ops.base.elementwise import ElementwiseUnary, Partial
 from strata.ops.base.frontend import Operand, as_value, to_inexact
 from strata.ops.elementwise.complex import make_complex
 from strata.ops.elementwise.logic import rounded_once
@@ -22,7 +22,7 @@ SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
 
 
-class Math(Elementwise):
+class Math(ElementwiseUnary):
     """A function of one number. `domain` is where samples are drawn."""
 
     allowed = "float"
@@ -48,42 +48,24 @@ class Exp(Math):
 
     allowed = "inexact"
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.exp(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (out,)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.exp(x)
 
 
 @op("exp2")
 class Exp2(Math):
     """2 ** x."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.exp2(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (out * math.log(2.0),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.exp2(x)
 
 
 @op("expm1")
 class Expm1(Math):
     """e ** x - 1, accurate near 0."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.expm1(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (out + 1.0,)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.expm1(x)
 
 
 @op("log")
@@ -93,14 +75,8 @@ class Log(Math):
     allowed = "inexact"
     domain = (0.2, 4.0)
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.log(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (1.0 / x,)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.log(x)
 
 
 @op("log2")
@@ -109,14 +85,8 @@ class Log2(Math):
 
     domain = (0.2, 4.0)
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.log2(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return ((1.0 / math.log(2.0)) / x,)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.log2(x)
 
 
 @op("log1p")
@@ -125,14 +95,8 @@ class Log1p(Math):
 
     domain = (-0.7, 3.0)
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.log1p(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (1.0 / (x + 1.0),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.log1p(x)
 
 
 @op("sqrt")
@@ -142,16 +106,10 @@ class Sqrt(Math):
     allowed = "inexact"
     domain = (0.2, 4.0)
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.sqrt(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         zero = _c(0, out)
         is_zero = METHODS["equal"](out, zero)
         return (METHODS["where"](is_zero, zero, 0.5 / METHODS["where"](is_zero, _c(1, out), out)),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.sqrt(x)
 
 
 @op("rsqrt")
@@ -168,36 +126,21 @@ class Rsqrt(Math):
         is_zero = METHODS["equal"](x, zero)
         return (METHODS["where"](is_zero, zero, -0.5 * out / METHODS["where"](is_zero, _c(1, out), x)),)
 
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.rsqrt(x)
-
 
 @op("sin")
 class Sin(Math):
     """Sine."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.sin(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (cos(x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.sin(x)
 
 
 @op("cos")
 class Cos(Math):
     """Cosine."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.cos(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (-sin(x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.cos(x)
 
 
 @op("tan")
@@ -206,14 +149,8 @@ class Tan(Math):
 
     domain = (-1.2, 1.2)
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.tan(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (out * out + 1.0,)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.tan(x)
 
 
 @op("asin")
@@ -221,15 +158,10 @@ class Asin(Math):
     """Inverse sine."""
 
     domain = (-0.8, 0.8)
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.arcsin(x)
+    in_numpy = "arcsin"
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (rsqrt(1.0 - x * x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.asin(x)
 
 
 @op("acos")
@@ -237,85 +169,54 @@ class Acos(Math):
     """Inverse cosine."""
 
     domain = (-0.8, 0.8)
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.arccos(x)
+    in_numpy = "arccos"
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (-rsqrt(1.0 - x * x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.acos(x)
 
 
 @op("atan")
 class Atan(Math):
     """Inverse tangent."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.arctan(x)
+    in_numpy = "arctan"
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (1.0 / (x * x + 1.0),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.atan(x)
 
 
 @op("sinh")
 class Sinh(Math):
     """Hyperbolic sine."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.sinh(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (cosh(x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.sinh(x)
 
 
 @op("cosh")
 class Cosh(Math):
     """Hyperbolic cosine."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.cosh(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (sinh(x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.cosh(x)
 
 
 @op("tanh")
 class Tanh(Math):
     """Hyperbolic tangent."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.tanh(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (1.0 - out * out,)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.tanh(x)
 
 
 @op("asinh")
 class Asinh(Math):
     """Inverse hyperbolic sine."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.arcsinh(x)
+    in_numpy = "arcsinh"
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (rsqrt(x * x + 1.0),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.asinh(x)
 
 
 @op("acosh")
@@ -323,15 +224,10 @@ class Acosh(Math):
     """Inverse hyperbolic cosine."""
 
     domain = (1.3, 4.0)
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.arccosh(x)
+    in_numpy = "arccosh"
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (rsqrt(x * x - 1.0),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.acosh(x)
 
 
 @op("atanh")
@@ -339,15 +235,10 @@ class Atanh(Math):
     """Inverse hyperbolic tangent."""
 
     domain = (-0.8, 0.8)
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.arctanh(x)
+    in_numpy = "arctanh"
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (1.0 / (1.0 - x * x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.atanh(x)
 
 
 @op("erf")
@@ -362,9 +253,6 @@ class Erf(Math):
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (exp(-(x * x)) * (2.0 / math.sqrt(math.pi)),)
 
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.erf(x)
-
 
 @op("sigmoid")
 class Sigmoid(Math):
@@ -377,9 +265,6 @@ class Sigmoid(Math):
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (out * (1.0 - out),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.sigmoid(x)
 
 
 @op("relu")
@@ -419,9 +304,6 @@ class Gelu(Math):
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         cdf = 0.5 * (erf(x * (1 / SQRT_2)) + 1.0)
         return (cdf + x * exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi)),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.gelu(x)
 
 
 @op("gelu_tanh")

@@ -11,7 +11,7 @@ from strata.core import DType, f32, f64, i8, i32, u8, u16, u32, u64
 from strata.errors import OptionError
 from strata.mir import METHODS, Sample, Value, constant, draw, function, op
 from strata.ops.base.creation import ones_like
-from strata.ops.base.elementwise import Arithmetic, Elementwise, Partial, numbers
+from strata.ops.base.elementwise import Arithmetic, ElementwiseBinary, ElementwiseUnary, Partial, numbers
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.elementwise.logic import Predicate, rounded_once
 
@@ -28,18 +28,12 @@ class Division(Arithmetic):
     allowed = "real"
     dtypes = "real"
 
-    def of_integers(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        self.missing("lower")
-
-    def of_floats(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        self.missing("lower")
-
     def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
         if x.dtype.is_float:
-            return self.of_floats(k, x, y)
+            return super().scalar(k, x, y)
         zero = k.const(0, x.dtype)
         by_zero = k.eq(y, zero)
-        return k.select(by_zero, zero, self.of_integers(k, x, k.select(by_zero, k.const(1, x.dtype), y)))
+        return k.select(by_zero, zero, super().scalar(k, x, k.select(by_zero, k.const(1, x.dtype), y)))
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -64,57 +58,38 @@ class FloorDivide(Division):
     """The quotient rounded down, as Python's //. Its derivative is 0."""
 
     differentiable = False
+    in_kernel = "floordiv"
 
     def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if x.dtype.kind == "f":
             return np.floor_divide(x, y)
         return np.where(y == 0, 0, np.floor_divide(x, np.where(y == 0, 1, y))).astype(x.dtype)
 
-    def of_integers(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.floordiv(x, y)
-
-    def of_floats(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.floordiv(x, y)
-
 
 @op("remainder")
 class Remainder(Division):
     """x - floor(x / y)·y: the sign of y, as Python's %."""
 
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.remainder(x, y)
+    in_kernel = "mod"
 
     def partials(self, x: Value, y: Value, *, out: Value) -> tuple[Partial, ...]:
         return 1, -FloorDivide()(x, y)
-
-    def of_integers(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.mod(x, y)
-
-    def of_floats(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.mod(x, y)
 
 
 @op("fmod")
 class Fmod(Division):
     """x - trunc(x / y)·y: the sign of x, as C's fmod."""
 
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.fmod(x, y)
+    in_kernel = "rem"
 
     def partials(self, x: Value, y: Value, *, out: Value) -> tuple[Partial, ...]:
         return 1, -METHODS["stop_gradient"](METHODS["round"]((x - out) / y))
-
-    def of_integers(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.rem(x, y)
-
-    def of_floats(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.rem(x, y)
 
 
 # ----------------------------------------------------------------------------------------------------- two real numbers
 
 
-class RealPair(Elementwise):
+class RealPair(ElementwiseBinary):
     """A function of two floats."""
 
     allowed = "float"
@@ -134,9 +109,6 @@ class Hypot(RealPair):
     """√(x² + y²) without overflow. The derivative at the origin is 0."""
 
     commutative = True
-
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.hypot(x, y)
 
     def partials(self, x: Value, y: Value, *, out: Value) -> tuple[Partial, ...]:
         zero, one = constant(0, out.dtype), constant(1, out.dtype)
@@ -158,14 +130,8 @@ class Hypot(RealPair):
 class Copysign(RealPair):
     """The size of x with the sign of y, which may be that of -0.0."""
 
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.copysign(x, y)
-
     def partials(self, x: Value, y: Value, *, out: Value) -> tuple[Partial, ...]:
         return METHODS["sign"](x) * Copysign()(ones_like(out), y), None
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.copysign(x, y)
 
 
 @op("logaddexp")
@@ -173,9 +139,6 @@ class LogAddExp(RealPair):
     """log(exp(x) + exp(y)) without overflow."""
 
     commutative = True
-
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.logaddexp(x, y)
 
     def partials(self, x: Value, y: Value, *, out: Value) -> tuple[Partial, ...]:
         same_infinity = METHODS["bitwise_and"](METHODS["isinf"](x), METHODS["equal"](x, y))
@@ -191,19 +154,13 @@ class LogAddExp(RealPair):
 
 
 @op("gcd")
-class Gcd(Elementwise):
+class Gcd(ElementwiseBinary):
     """The greatest common divisor of integers, never negative; gcd(0, 0) is 0."""
 
     allowed = "int"
     dtypes = "int"
     commutative = True
     differentiable = False
-
-    def numpy(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.gcd(x, y)
-
-    def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
-        return k.gcd(x, y)
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -214,7 +171,7 @@ class Gcd(Elementwise):
 
 
 @op("bitwise_count")
-class BitwiseCount(Elementwise):
+class BitwiseCount(ElementwiseUnary):
     """The number of ones in the binary form of |x|, as u8."""
 
     allowed = "int"
@@ -223,9 +180,6 @@ class BitwiseCount(Elementwise):
 
     def result_dtype(self, dtype: DType) -> DType:
         return u8
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.bitwise_count(x)
 
     def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
         if x.dtype.bits < 8:
@@ -265,12 +219,6 @@ class SignBit(Predicate):
 
     allowed = "float"
     dtypes = "float"
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.signbit(x)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.signbit(x)
 
     @classmethod
     def samples(cls) -> list[Sample]:

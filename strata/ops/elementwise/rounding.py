@@ -24,9 +24,6 @@ class Negative(Math):
     allowed = "numeric"
     dtypes = "numeric"
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.negative(x)
-
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (-1,)
 
@@ -40,9 +37,6 @@ class Abs(Math):
 
     allowed = "numeric"
     dtypes = "numeric"
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.abs(x)
 
     def result_dtype(self, dtype: DType) -> DType:
         return dtype.real
@@ -61,9 +55,6 @@ class Abs(Math):
             return super().vjp(x, out=out, ct=ct)
         return (METHODS["cast"](ct, x.dtype) * METHODS["sign"](x) * 0.5,)  # the gradient is with respect to conj(z)
 
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.abs(x)
-
     @classmethod
     def samples(cls) -> list[Sample]:
         return [Sample(draw(f32[3, 4], distinct=True)), Sample(f32[()]), Sample(i32[5], grad=False)]
@@ -76,9 +67,6 @@ class Sign(Math):
     allowed = "numeric"
     dtypes = "numeric"
     differentiable = False
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.sign(x)
 
     def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
         if not x.dtype.is_complex:
@@ -100,6 +88,9 @@ class Rounding(Math):
     dtypes = "real"
     differentiable = False
 
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return super().numpy(x) if x.dtype.kind == "f" else x
+
     @classmethod
     def samples(cls) -> list[Sample]:
         return [
@@ -113,33 +104,15 @@ class Rounding(Math):
 class Floor(Rounding):
     """The largest integer that is not above x."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.floor(x) if x.dtype.kind == "f" else x
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.floor(x)
-
 
 @op("ceil")
 class Ceil(Rounding):
     """The smallest integer that is not below x."""
 
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.ceil(x) if x.dtype.kind == "f" else x
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.ceil(x)
-
 
 @op("trunc")
 class Trunc(Rounding):
     """x without its fraction."""
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.trunc(x) if x.dtype.kind == "f" else x
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.trunc(x)
 
 
 @op("round")
@@ -147,15 +120,10 @@ class Round(Rounding):
     """To the nearest integer, halves to even. The derivative is 1, straight through, as quantised training needs."""
 
     differentiable = True
-
-    def numpy(self, x: np.ndarray) -> np.ndarray:
-        return np.rint(x) if x.dtype.kind == "f" else x
+    in_numpy = "rint"
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (1,)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.round(x)
 
     @classmethod
     def samples(cls) -> list[Sample]:

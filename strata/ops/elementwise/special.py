@@ -35,9 +35,6 @@ class Erfc(Math):
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (exp(-(x * x)) * (-2.0 / math.sqrt(math.pi)),)
 
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.erfc(x)
-
 
 @op("lgamma")
 class Lgamma(Math):
@@ -52,9 +49,6 @@ class Lgamma(Math):
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (digamma(x),)
-
-    def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        return k.lgamma(x)
 
 
 @op("polygamma")
