@@ -11,7 +11,8 @@ import numpy as np
 
 from strata.core import Dim, TensorType, bool_, f16, f32, f64, i32, i64, known_le, normalize_axis
 from strata.errors import OptionError
-from strata.mir import METHODS, Op, Sample, UnaryOp, Value, draw, function, op
+from strata.mir import METHODS, Op, Sample, Value, draw, function, op
+from strata.ops.base.along_axis import AlongAxis
 from strata.ops.base.creation import zeros_like
 from strata.ops.base.elementwise import accepts
 from strata.ops.base.frontend import Operand, as_value, promoted
@@ -30,17 +31,11 @@ def order_of(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
     return x.shape[axis] - 1 - np.flip(backwards, axis)
 
 
-class Ordering(UnaryOp):
+class Ordering(AlongAxis):
     """An op that compares the elements along one axis."""
 
-    axis: int
-
-    allowed: ClassVar[str] = "ordered"
+    allowed = "ordered"
     dtypes = "ordered"
-
-    def require_ordered(self, x: TensorType) -> None:
-        self.require(0 <= self.axis < x.ndim, f"axis {self.axis} is not an axis of {x}", code="S103")
-        self.require_dtype(accepts(self.allowed, x.dtype), f"does not take {x}, only {self.allowed} types", code="D104")
 
 
 @op("sort")
@@ -49,10 +44,6 @@ class Sort(Ordering):
 
     descending: bool
     stable: bool
-
-    def infer(self, x: TensorType) -> TensorType:
-        self.require_ordered(x)
-        return x
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
         return np.take_along_axis(x, order_of(x, self.axis, self.descending), self.axis)
@@ -66,9 +57,6 @@ class Sort(Ordering):
 
     def _order(self, x: Value) -> Value:
         return Argsort(self.axis, self.descending, self.stable)(x)
-
-    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
-        return type(self)(self.axis + 1, self.descending, self.stable)(x)
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -90,8 +78,7 @@ class Argsort(Sort):
     differentiable = False
 
     def infer(self, x: TensorType) -> TensorType:
-        self.require_ordered(x)
-        return x.with_dtype(i64)
+        return super().infer(x).with_dtype(i64)
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
         return order_of(x, self.axis, self.descending)
@@ -107,7 +94,7 @@ class TopK(Ordering):
     multi_output = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
-        self.require_ordered(x)
+        super().infer(x)
         size = x.shape[self.axis]
         ok = self.k >= 0 and not known_le(size + 1, self.k)
         self.require(ok, f"k = {self.k} elements of axis {self.axis} of {x}, which has {size}", code="S210")
@@ -126,9 +113,6 @@ class TopK(Ordering):
         if ct[0] is None:
             return None
         return METHODS["scatter_elements"](zeros_like(x), out[1], ct[0], self.axis, reduction="add")
-
-    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> tuple[Value, ...]:
-        return TopK(self.axis + 1, self.k, self.largest)(x)
 
     @classmethod
     def samples(cls) -> list[Sample]:
@@ -152,7 +136,7 @@ class ArgExtremum(Ordering):
     differentiable = False
 
     def infer(self, x: TensorType) -> TensorType:
-        self.require_ordered(x)
+        super().infer(x)
         empty = x.shape[self.axis] == 0
         self.require(not empty, f"axis {self.axis} of {x} is empty, and an empty {self.name} has no value", code="S124")
         return x.drop(self.axis).with_dtype(i64)
@@ -162,9 +146,6 @@ class ArgExtremum(Ordering):
         if self.select_last:
             return x.shape[self.axis] - 1 - find(np.flip(x, self.axis), self.axis)
         return find(x, self.axis)
-
-    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
-        return type(self)(self.axis + 1, self.select_last)(x)
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         (x,) = inputs

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strata.core import Dim, TensorType, broadcast_shapes, f32, f64, i32, i64, normalize_axis
-from strata.mir import METHODS, Op, Sample, UnaryOp, Value, constant, draw, function, op
+from strata.mir import METHODS, Op, Sample, Value, constant, draw, function, op
+from strata.ops.base.along_axis import AlongAxis
 from strata.ops.base.creation import zeros_like
-from strata.ops.base.elementwise import accepts
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.base.movement import Pad, broadcast_to, flatten, narrow
 from strata.ops.reduce.reduce import summable
@@ -30,21 +30,7 @@ def conjugate(x: Value) -> Value:
     return METHODS["conj"](x) if x.dtype.is_complex else x
 
 
-class Along(UnaryOp):
-    """An op that keeps the shape and works along one axis."""
-
-    axis: int
-
-    allowed: ClassVar[str] = "numeric"
-    dtypes = "numeric"
-
-    def infer(self, x: TensorType) -> TensorType:
-        self.require(0 <= self.axis < x.ndim, f"axis {self.axis} is not an axis of {x}", code="S103")
-        self.require_dtype(accepts(self.allowed, x.dtype), f"does not take {x}, only {self.allowed} types", code="D104")
-        return x
-
-
-class Running(Along):
+class Running(AlongAxis):
     """A running sum or product. `exclusive` leaves out the element itself; `reverse` runs from the end."""
 
     exclusive: bool
@@ -61,9 +47,6 @@ class Running(Along):
             out = np.roll(out, 1, self.axis)
             np.moveaxis(out, self.axis, 0)[:1] = self.start
         return np.flip(out, self.axis) if self.reverse else out
-
-    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
-        return type(self)(self.axis + 1, self.exclusive, self.reverse)(x)
 
     def lower(self, k: KernelBuilder, index: tuple[Expr, ...], *inputs: View) -> Expr:
         (x,) = inputs
@@ -181,7 +164,7 @@ class LinearRecurrence(Op):
         ]  # fmt: skip
 
 
-class RunningExtremum(Along):
+class RunningExtremum(AlongAxis):
     """The best element so far and its id, the first one at a tie. NaN is the best."""
 
     allowed = "ordered"
@@ -214,9 +197,6 @@ class RunningExtremum(Along):
             return None
         return METHODS["scatter_elements"](zeros_like(x), out[1], ct[0], self.axis, reduction="add")
 
-    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Any:
-        return type(self)(self.axis + 1)(x)
-
     @classmethod
     def samples(cls) -> list[Sample]:
         return [
@@ -248,7 +228,7 @@ class Cummin(RunningExtremum):
 
 
 @op("logcumsumexp")
-class LogCumsumExp(Along):
+class LogCumsumExp(AlongAxis):
     """log of the running sum of exp(x), without overflow; its derivatives are recurrences of bounded factors."""
 
     allowed = "float"
@@ -270,9 +250,6 @@ class LogCumsumExp(Along):
     def _finite(self, out: Value) -> Value:
         """0 where the sum is empty: everything below is -inf there."""
         return METHODS["where"](METHODS["isfinite"](out), out, constant(0, out.dtype))
-
-    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
-        return LogCumsumExp(self.axis + 1)(x)
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from strata.core import Dim, TensorType, f16, f32, f64, normalize_axes, normalize_axis
-from strata.mir import Sample, UnaryOp, Value, constant, draw, function, op
+from strata.core import TensorType, f16, f32, f64, normalize_axes, normalize_axis
+from strata.mir import Sample, Value, constant, draw, function, op
+from strata.ops.base.along_axis import AlongAxis
 from strata.ops.base.frontend import Operand, as_value, to_inexact
 from strata.ops.base.movement import insert_axis
 from strata.ops.elementwise.logic import cast, isfinite, stop_gradient, where
@@ -18,18 +19,11 @@ def widened(x: Value) -> Value:
     return cast(x, x.dtype.accumulator)
 
 
-class AlongAxis(UnaryOp):
-    """A function of float rows that lie along one axis (non-negative)."""
+class FloatRows(AlongAxis):
+    """A function of rows of floats."""
 
-    axis: int
-
-    def infer(self, x: TensorType) -> TensorType:
-        self.require_dtype(x.dtype.is_float, f"does not take {x.dtype}, only float types", code="D104")
-        self.require(0 <= self.axis < x.ndim, f"axis {self.axis} is not an axis of {x}", code="S103")
-        return x
-
-    def vmap(self, x: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
-        return type(self)(self.axis + 1)(x)
+    allowed = "float"
+    dtypes = "float"
 
     def total(self, x: Value) -> Value:
         return sum_(x, self.axis, keepdims=True)
@@ -56,7 +50,7 @@ class AlongAxis(UnaryOp):
 
 
 @op("softmax")
-class Softmax(AlongAxis):
+class Softmax(FloatRows):
     """e ** x along an axis, divided by its sum; a row of -inf gives NaN."""
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
@@ -81,7 +75,7 @@ class Softmax(AlongAxis):
 
 
 @op("log_softmax")
-class LogSoftmax(AlongAxis):
+class LogSoftmax(FloatRows):
     """x minus the logarithm of the sum of e ** x along an axis: log(softmax(x)) without underflow."""
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
@@ -106,7 +100,7 @@ class LogSoftmax(AlongAxis):
 
 
 @op("logsumexp")
-class LogSumExp(AlongAxis):
+class LogSumExp(FloatRows):
     """log(sum(e ** x)) along an axis, finite wherever the true answer is; a row of -inf, or of nothing, gives -inf."""
 
     def infer(self, x: TensorType) -> TensorType:
