@@ -18,6 +18,7 @@ from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.micro import Micro, RegisterTile, call_micro
 from strata.backends.llvm.gemm.pack_b import transpose
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
+from strata.backends.llvm.ir.native import each_point
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math import exponentials
 
@@ -40,16 +41,14 @@ def emit_merge(module: IrModule, spec: AttentionSpec, name: str = "merge") -> st
     """Adds the kernel that adds segments up, with the arguments of the decode; `work` is what they left."""
     f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
     decode = Decode(f, spec)
-    f.loop("%begin", "%end", 1, [], lambda item, _: decode.merge(item))
-    f.ret()
+    each_point(f, lambda item, _: decode.merge(item))
     return name
 
 
 def emit_decode(f: IrFunction, spec: AttentionSpec) -> str:
     assert can_decode(spec)
     decode = Decode(f, spec)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: decode.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: decode.chunk(chunk))
     return f.name
 
 

@@ -6,6 +6,7 @@ from strata.backends.llvm.attention.blocks import QueryBlock
 from strata.backends.llvm.attention.decode import emit_decode
 from strata.backends.llvm.attention.form import Arguments, AttentionSpec, pack_matrix
 from strata.backends.llvm.ir.builder import IrModule
+from strata.backends.llvm.ir.native import each_point
 
 
 def emit_attention(module: IrModule, spec: AttentionSpec, name: str = "attend") -> tuple[str, str]:
@@ -16,12 +17,10 @@ def emit_attention(module: IrModule, spec: AttentionSpec, name: str = "attend") 
     if spec.packs_values:
         f = module.function(f"{name}_pack", parameters)
         packer = Arguments(f, spec)
-        f.loop("%begin", "%end", 1, [], lambda chunk, _: _pack_values(packer, chunk))
-        f.ret()
+        each_point(f, lambda chunk, _: _pack_values(packer, chunk))
     f = module.function(name, parameters)
     block = QueryBlock(f, spec)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: block.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: block.chunk(chunk))
     return f"{name}_pack" if spec.packs_values else "", name
 
 

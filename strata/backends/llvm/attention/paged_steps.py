@@ -11,12 +11,10 @@ from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
 from strata.backends.llvm.attention.forward import emit_attention
 from strata.backends.llvm.attention.paged import PAGED_SLOTS, emit_collect, emit_paged_decode, emit_paged_merge
 from strata.backends.llvm.attention.steps import DECODE_QUERIES, FEW_HEADS, SEGMENT, with_blocks
-from strata.backends.llvm.ir.native import number_slots, numbers
+from strata.backends.llvm.ir.native import WORKSPACE_ALIGN, Workspace, number_slots, numbers
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Target, TensorType, f32
 from strata.mir import Node, Op
-
-_ALIGN = 64
 
 
 def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
@@ -86,24 +84,24 @@ def paged_attention(node: Node, target: Target) -> NativeOp | None:
             left = count * segments * single.shared_by * part_elements(single) * single.accumulator.itemsize
             both = slots(PAGED_SLOTS)
             return Planned(
-                (NativeCall("decode_part", both, count * segments), NativeCall("merge", both, count)), left + _ALIGN
+                (NativeCall("decode_part", both, count * segments), NativeCall("merge", both, count)),
+                left + WORKSPACE_ALIGN,
             )
         one = batch * rows * width * 4
-        first = -(-packed.v_packed_size(rows, batch) * 4 // _ALIGN) * _ALIGN if packing else 0
-        places = {"k": first, "v": first + -(-one // _ALIGN) * _ALIGN}
+        work = Workspace(packed.v_packed_size(rows, batch) * 4 if packing else 0)
         gathers = []
-        for at, (name, place) in enumerate(places.items()):
+        for at, name in enumerate("kv"):
             told = number_slots(mine, pages, queries, page, width)
             by: Slot = ("input", 7 + at) if packs else ("number", 0)
             inputs: list[Slot] = [("input", 1 + at), ("input", 3 + at), ("input", 5), ("input", 6), by]
-            gathers.append(NativeCall("collect", [("workspace", place), *inputs, *told], batch * mine))
-            values[name] = ("workspace", place)
+            values[name] = work.area(one)
+            gathers.append(NativeCall("collect", [values[name], *inputs, *told], batch * mine))
             sizes[f"{name}_batch"] = rows * width
         calls = (
             *gathers, *(NativeCall(name, slots(SLOTS), packed.pack_count(batch)) for name in packing),
             NativeCall("attend", slots(SLOTS), packed.chunk_count(queries, batch)),
         )  # fmt: skip
-        return Planned(calls, places["v"] + one + _ALIGN)
+        return Planned(calls, work.size + WORKSPACE_ALIGN)
 
     functions = ["collect", *packing, "attend", *(["decode"] if decodes else [])]
     functions += ["decode_part", "merge"] if splits else []

@@ -19,6 +19,7 @@ from strata.backends.llvm.attention.backward import (
 from strata.backends.llvm.attention.decode import can_decode, emit_merge, part_elements
 from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
 from strata.backends.llvm.attention.forward import emit_attention
+from strata.backends.llvm.ir.native import WORKSPACE_ALIGN
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, Target, TensorType, bf16, bool_, bounds, f16, f32, f64, i64, substitute
 from strata.lir import Spacing
@@ -29,7 +30,6 @@ SEGMENT = 512  # keys of a chunk, where so few key heads do not keep all threads
 FEW_HEADS = 16
 KEY_BLOCK = 512
 LEAST_ROWS = 40  # of a block
-_ALIGN = 64
 
 
 def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
@@ -95,7 +95,7 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
                 slots = placed.slots(SLOTS, bound, work=("workspace", 0))
                 left = count * segments * single.shared_by * part_elements(single) * single.accumulator.itemsize
                 both = NativeCall("decode_part", slots, count * segments), NativeCall("merge", slots, count)
-                return Planned(both, left + _ALIGN)
+                return Planned(both, left + WORKSPACE_ALIGN)
             return Planned((NativeCall("decode", placed.slots(SLOTS, bound), count),))
         v_bytes = packed.v_packed_size(keys, batch) * packed.accumulator.itemsize
         slots = placed.slots(SLOTS, bound, work=("workspace", 0))
@@ -103,7 +103,7 @@ def attention(node: Node, target: Target, views: Sequence[Spacing] | None) -> Na
             *(NativeCall(name, slots, packed.pack_count(batch)) for name in packing),
             NativeCall("attend", slots, packed.chunk_count(queries, batch)),
         )
-        return Planned(calls, v_bytes + _ALIGN if packing else 0)
+        return Planned(calls, v_bytes + WORKSPACE_ALIGN if packing else 0)
 
     return NativeOp(f"{packed}; {functions}", emit, tuple(functions), plan)
 
@@ -148,7 +148,7 @@ def attention_backward(node: Node, target: Target, views: Sequence[Spacing] | No
             return Planned(())
         slots = placed.slots(BACKWARD_SLOTS, bound, work=("workspace", 0), parts=("number", parts))
         calls = (NativeCall("slopes", slots, heads * parts), NativeCall("slopes_sum", slots, heads))
-        return Planned(calls, work_size(spec, keys, parts, batch) * spec.accumulator.itemsize + _ALIGN)
+        return Planned(calls, work_size(spec, keys, parts, batch) * spec.accumulator.itemsize + WORKSPACE_ALIGN)
 
     return NativeOp(f"backward {spec}", lambda module: _emit_backward(module, spec), ("slopes", "slopes_sum"), plan)
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from strata.backends.llvm.executor.arena import address_of
+from strata.backends.llvm.ir.native import Workspace
 from strata.backends.llvm.ir.overrides import Sizes, Slot
 from strata.backends.llvm.runtime.executable import COPY_BYTES, CpuExecutable, copy_code
 from strata.backends.llvm.runtime.kernel_steps import product_arguments
@@ -104,9 +105,9 @@ class GraphBody(CpuExecutable):
                 finer = self._in_loop and at not in self.native
                 need, steady = max(need, size), steady + (list(map(_finer, made)) if finer else made)
         steady += [self._result_copy(self.lir.io.outputs[i], results[i], place, sizes) for i in copies]
-        layout = _BodyLayout(start)
+        layout = Workspace(start)
         table = layout.take(8 * regions)
-        fixed: list[tuple[int, Slot]] = [(0, ("workspace", layout.take(placement.arena_size + need)))]
+        fixed: list[tuple[int, Slot]] = [(0, layout.area(placement.arena_size + need))]
         for buffer in self._outside:
             if buffer.name in self._known:
                 if buffer.name in self.values:
@@ -131,7 +132,7 @@ class GraphBody(CpuExecutable):
             self.input_regions,
             tuple(self._region[leaf_name(x)] for x in self.lir.graph.params),
             tuple(results),
-            layout.top,
+            layout.size,
             keep,
         )
 
@@ -177,19 +178,3 @@ def _finer(step: ProgramStep) -> ProgramStep:
     """In a loop no thread falls asleep, so that less work is worth handing out: points, or whole vectors of them."""
     fine = max(1, step.grain // FINER)
     return replace(step, grain=fine - fine % ALIGN if fine >= ALIGN else fine)
-
-
-class _BodyLayout:
-    """Places in a workspace, one behind the other."""
-
-    def __init__(self, start: int) -> None:
-        self.top = -(-start // ALIGN) * ALIGN
-
-    def take(self, size: int) -> int:
-        at = self.top
-        self.top += -(-max(size, 1) // ALIGN) * ALIGN
-        return at
-
-
-def layout_from(start: int) -> _BodyLayout:
-    return _BodyLayout(start)

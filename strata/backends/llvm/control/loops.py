@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from strata.backends.llvm.control.body import BoundBody, GraphBody, layout_from
+from strata.backends.llvm.control.body import BoundBody, GraphBody
 from strata.backends.llvm.executor.interrupts import TURNS_BETWEEN
 from strata.backends.llvm.executor.thread_pool import native_code
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
-from strata.backends.llvm.ir.native import arguments, copy, kernel, number_slots, numbers, while_loop
+from strata.backends.llvm.ir.native import Workspace, arguments, copy, kernel, number_slots, numbers, while_loop
 from strata.backends.llvm.ir.overrides import Holding, NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, Target
 from strata.lir import Lir
@@ -284,7 +284,7 @@ def _scan_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
     def plan(sizes: Sizes) -> Planned:
         (length,) = numbers([op.length], sizes)  # type: ignore[attr-defined]
         bound = body.bind_body(sizes, 0)
-        layout = layout_from(bound.end)
+        layout = Workspace(bound.end)
         moving = bound.inputs if varies else ()
         shared = bound.params if varies else bound.inputs
         fixed = [(region, ("input", carries + i)) for i, region in enumerate(shared)]
@@ -295,8 +295,8 @@ def _scan_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
             places: list[Slot] = [
                 ("input", i),
                 ("output", i),
-                ("workspace", layout.take(size)),
-                ("workspace", layout.take(size)),
+                layout.area(size),
+                layout.area(size),
             ]
             records += [*number_slots(moving[i], bound.results[i]), *places, ("number", size)]
         rows = [(region, "input", first + i, graph.inputs[first + i]) for i, region in enumerate(moving[carries:])]
@@ -307,7 +307,7 @@ def _scan_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
             where: Slot = (f"{kind}_at", (number, start))
             records += [("number", region), where, ("number", -stride if op.reverse else stride)]  # type: ignore[attr-defined]
         slots = [*_head(body), *bound.slots(fixed), *number_slots(length, carries, len(rows)), *records]
-        return Planned([NativeCall("scan", slots)], layout.top, (bound, body))
+        return Planned([NativeCall("scan", slots)], layout.size, (bound, body))
 
     holding = _holding(bodies, carries) if varies else None
     return NativeOp("scan", _emit_scan, ("scan",), plan, holding, _again(_scan_of, node, bodies))
@@ -331,7 +331,7 @@ def _while_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
     def plan(sizes: Sizes) -> Planned:
         asked = test.bind_body(sizes, 0)
         turned = body.bind_body(sizes, asked.end)
-        layout = layout_from(turned.end)
+        layout = Workspace(turned.end)
         flag: Slot = ("workspace", layout.take(8))
         records: list[Slot] = []
         for i in range(carries):
@@ -339,8 +339,8 @@ def _while_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
             places: list[Slot] = [
                 ("input", i),
                 ("output", i),
-                ("workspace", layout.take(size)),
-                ("workspace", layout.take(size)),
+                layout.area(size),
+                layout.area(size),
             ]
             records += [*number_slots(asked.inputs[i], turned.inputs[i], turned.results[i]), *places, ("number", size)]
         slots = [
@@ -349,7 +349,7 @@ def _while_of(node: Node, bodies: list[GraphBody]) -> NativeOp:
             *turned.slots(shared(turned)),
         ]
         slots += [("number", NO_LIMIT if limit is None else limit), flag, ("number", carries), *records]
-        return Planned([NativeCall("while", slots)], layout.top, (asked, turned, bodies))
+        return Planned([NativeCall("while", slots)], layout.size, (asked, turned, bodies))
 
     holding = _holding(bodies, carries) if carries else None
     return NativeOp("while", _emit_while, ("while",), plan, holding, _again(_while_of, node, bodies))

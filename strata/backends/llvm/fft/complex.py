@@ -14,7 +14,7 @@ import numpy as np
 
 from strata.backends.llvm.fft.transforms import RADICES, Mover, TransformEmitter
 from strata.backends.llvm.ir.builder import IrModule
-from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers
+from strata.backends.llvm.ir.native import Workspace, arguments, each_of_slot, each_point, kernel, number_slots, numbers
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Target
 from strata.mir import Node
@@ -38,8 +38,6 @@ def _emit_groups(module: IrModule, form: TransformEmitter) -> None:
     def slot(point: str, _: list[str]) -> None:
         a = f.address("i8", workspace, f.mul(point, slot_bytes))
         b = f.address("i8", a, f.binary("lshr", "i64", slot_bytes, 1))
-        first = f.binary("udiv", "i64", f.mul(point, groups), slots)
-        last = f.binary("udiv", "i64", f.mul(f.add(point, 1), groups), slots)
 
         def group(g: str, _: list[str]) -> None:
             outer, lane = f.binary("udiv", "i64", g, per_row), f.mul(f.binary("urem", "i64", g, per_row), width)
@@ -58,10 +56,9 @@ def _emit_groups(module: IrModule, form: TransformEmitter) -> None:
                 result, f.address(form.real, out, f.mul(at, 2)), n, some, out_lane, out_element, swap_out, factor
             )
 
-        f.loop(first, last, 1, (), group)
+        each_of_slot(f, point, groups, slots, group)
 
-    f.loop("%begin", "%end", 1, (), slot)
-    f.ret()
+    each_point(f, slot)
 
 
 def _emit_product(module: IrModule, form: TransformEmitter) -> None:
@@ -89,8 +86,7 @@ def _emit_product(module: IrModule, form: TransformEmitter) -> None:
         empty = f.mul(f.sub(wide_out, kept), 2 * size)
         f.call("void", "llvm.memset.p0.i64", ("ptr", rest), ("i8", 0), ("i64", empty), ("i1", "false"))
 
-    f.loop("%begin", "%end", 1, (), row)
-    f.ret()
+    each_point(f, row)
 
 
 def emit_transforms(module: IrModule, form: TransformEmitter) -> None:
@@ -178,17 +174,13 @@ def _split(n: int) -> tuple[int, int] | None:
     return best
 
 
-class Planner:
+class Planner(Workspace):
     """Collects the calls of transforms and the memory between them."""
 
     def __init__(self, form: TransformEmitter) -> None:
+        super().__init__()
         self.form, self.real = form, form.dtype.real.np.name
         self.calls: list[NativeCall] = []
-        self.top = 0
-
-    def area(self, size: int) -> Slot:
-        at, self.top = self.top, self.top + -(-size // 64) * 64
-        return ("workspace", at)
 
     def transform(self, source: Slot, out: Slot, rows: int, n: int, inverse: bool, scale: float) -> None:
         """`rows` sequences of n numbers, one behind the other."""
@@ -258,6 +250,6 @@ def _fft(node: Node, target: Target) -> NativeOp:
         made = Planner(form)
         scale = {"one": 1.0, "by_n": 1.0 / n, "ortho": 1.0 / math.sqrt(n)}[op.scale]  # type: ignore[attr-defined]
         made.transform(("input", 0), ("output", 0), rows, n, op.inverse, scale)  # type: ignore[attr-defined]
-        return Planned(made.calls, made.top)
+        return Planned(made.calls, made.size)
 
     return NativeOp(f"fft {x.dtype}", lambda module: emit_transforms(module, form), ("groups", "product"), plan)

@@ -16,7 +16,7 @@ from strata.backends.llvm.fft.complex import LARGEST_PRIME, SLOTS, Planner, emit
 from strata.backends.llvm.fft.real_long import by_halves, emit_bins
 from strata.backends.llvm.fft.transforms import Complex, TransformEmitter, transposed
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
-from strata.backends.llvm.ir.native import arguments, fill_zero, kernel, number_slots, numbers
+from strata.backends.llvm.ir.native import arguments, each_of_slot, each_point, fill_zero, kernel, number_slots, numbers
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Dim, DType, Target, TensorType, c64, c128
 from strata.mir import Node, Op
@@ -238,8 +238,6 @@ def _emit(module: IrModule, form: TransformEmitter, inverse: bool) -> None:
     def slot(point: str, _: list[str]) -> None:
         a = f.address("i8", workspace, f.mul(point, slot_bytes))
         b = f.address("i8", a, f.binary("lshr", "i64", slot_bytes, 1))
-        first = f.binary("udiv", "i64", f.mul(point, groups), slots)
-        last = f.binary("udiv", "i64", f.mul(f.add(point, 1), groups), slots)
 
         def group(g: str, _: list[str]) -> None:
             row = f.mul(g, 2 * work.lanes)
@@ -257,10 +255,9 @@ def _emit(module: IrModule, form: TransformEmitter, inverse: bool) -> None:
             else:
                 _emit_bins(work, result, to, n, bins, some, factor)
 
-        f.loop(first, last, 1, (), group)
+        each_of_slot(f, point, groups, slots, group)
 
-    f.loop("%begin", "%end", 1, (), slot)
-    f.ret()
+    each_point(f, slot)
 
 
 def _length(op: Op, types: Sequence[TensorType]) -> Dim:
@@ -330,7 +327,7 @@ def _as_complex(form: TransformEmitter, rows: int, n: int, scale: float, *, back
     made.calls.append(NativeCall("widened", [("input", 0), whole, *number_slots(n)], rows))
     made.transform(whole, turned, rows, n, back, scale)
     made.calls.append(NativeCall("cut", [turned, ("output", 0), *number_slots(n)], rows))
-    return Planned(made.calls, made.top)
+    return Planned(made.calls, made.size)
 
 
 def _emit_ends(module: IrModule, form: TransformEmitter, back: bool) -> None:
@@ -360,8 +357,7 @@ def _emit_ends(module: IrModule, form: TransformEmitter, back: bool) -> None:
 
         f.loop(0, n, 1, (), one)
 
-    f.loop("%begin", "%end", 1, (), widen)
-    f.ret()
+    each_point(f, widen)
     f = kernel(module, "cut")
     source, out, n = arguments(f, "ppi")
     bins = f.add(f.binary("lshr", "i64", n, 1), 1)
@@ -375,8 +371,7 @@ def _emit_ends(module: IrModule, form: TransformEmitter, back: bool) -> None:
 
         f.loop(0, n if back else bins, 1, (), one)
 
-    f.loop("%begin", "%end", 1, (), cut)
-    f.ret()
+    each_point(f, cut)
 
 
 # the functions of each form, beside those of complex transforms

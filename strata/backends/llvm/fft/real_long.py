@@ -15,7 +15,7 @@ import numpy as np
 from strata.backends.llvm.fft.complex import Planner
 from strata.backends.llvm.fft.transforms import Complex, TransformEmitter
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
-from strata.backends.llvm.ir.native import arguments, kernel, number_slots
+from strata.backends.llvm.ir.native import arguments, each_point, kernel, number_slots
 from strata.backends.llvm.ir.overrides import NativeCall, Planned
 from strata.backends.llvm.ir.registers import deinterleave, interleave
 
@@ -131,8 +131,7 @@ def emit_bins(module: IrModule, form: TransformEmitter, back: bool) -> None:
 
         f.if_(f.compare("eq", "i64", chunk, 0), alone)
 
-    f.loop("%begin", "%end", 1, (), point)
-    f.ret()
+    each_point(f, point)
 
 
 @lru_cache(maxsize=16)
@@ -155,4 +154,4 @@ def by_halves(form: TransformEmitter, rows: int, n: int, scale: float, *, back: 
     else:
         made.transform(("input", 0), middle, rows, half, False, 1.0)
         made.calls.append(NativeCall("bins", [middle, ("output", 0), *given], rows * chunks))
-    return Planned(made.calls, made.top)
+    return Planned(made.calls, made.size)

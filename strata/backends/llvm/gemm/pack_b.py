@@ -19,6 +19,7 @@ from typing import Final
 
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, element_of, lanes_of, vector
+from strata.backends.llvm.ir.native import each_point
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import Dim, DType, Target, i32
 
@@ -123,8 +124,7 @@ def emit_pack_b(module: IrModule, panels: Panels, name: str | None = None, load:
         base = f.address("i8", packed, f.mul(f.add(f.mul(batch, packed_batch), before), size))
         pack_panel(f, panels, origin, base, column, real_n, real_k, k_stride, n_stride, load)
 
-    f.loop("%begin", "%end", 1, [], chunk)
-    f.ret()
+    each_point(f, chunk)
     return name
 
 

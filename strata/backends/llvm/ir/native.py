@@ -21,6 +21,7 @@ from strata.backends.llvm.ir.registers import (
 from strata.core import Dim, DType, Target, substitute
 from strata.mir import Node
 
+WORKSPACE_ALIGN = 64  # bytes
 CHUNK = 1 << 18  # bytes that one point of a copy moves
 
 
@@ -33,6 +34,36 @@ def arguments(f: IrFunction, kinds: str) -> list[str]:
     """The first slots of the argument block: `p` for a pointer, `i` for a number."""
     types = {"p": "ptr", "i": "i64"}
     return [f.load(types[kind], f.address("i64", "%arguments", i), 8) for i, kind in enumerate(kinds)]
+
+
+def each_point(f: IrFunction, body: Callable[[str, list[str]], None]) -> None:
+    """The rest of a kernel: `body` for each of the points that a call asks for."""
+    f.loop("%begin", "%end", 1, (), body)
+    f.ret()
+
+
+def each_of_slot(f: IrFunction, point: str, count: Value, slots: Value, body: Callable[[str, list[str]], None]) -> None:
+    """Of `count` pieces of work that share `slots` places in a workspace, those of one place."""
+    first = f.binary("udiv", "i64", f.mul(point, count), slots)
+    last = f.binary("udiv", "i64", f.mul(f.add(point, 1), count), slots)
+    f.loop(first, last, 1, (), body)
+
+
+class Workspace:
+    """Memory that the calls of one step share: areas one behind the other, each at a multiple of 64 bytes."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.size = -(-start // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+
+    def take(self, size: int) -> int:
+        """Where an area begins."""
+        at = self.size
+        self.size += -(-max(size, 1) // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+        return at
+
+    def area(self, size: int) -> Slot:
+        """An area as an argument."""
+        return "workspace", self.take(size)
 
 
 def numbers(dims: Sequence[Dim], sizes: Sizes) -> list[int]:
@@ -160,8 +191,7 @@ def _concat(node: Node, target: Target) -> NativeOp | None:
 
             f.loop(0, rows, 1, (), row)
 
-        f.loop("%begin", "%end", 1, (), one)
-        f.ret()
+        each_point(f, one)
 
     def plan(sizes: Sizes) -> Planned:
         kinds = [around(x.shape, op.axis, sizes) for x in node.inputs]

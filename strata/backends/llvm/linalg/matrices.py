@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strata.backends.llvm.ir.builder import IrModule, Value, constant
-from strata.backends.llvm.ir.native import arguments, copy, kernel, number_slots, numbers, while_loop
+from strata.backends.llvm.ir.native import (
+    Workspace,
+    arguments,
+    copy,
+    each_of_slot,
+    kernel,
+    number_slots,
+    numbers,
+    while_loop,
+)
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot
 from strata.backends.llvm.ir.status import MAX_AXES, code_of
 from strata.backends.llvm.linalg.lapack import THREADS_GUARD, thread_functions
@@ -38,9 +47,7 @@ class Matrices:
 
         def slot(point: str, _: list[str]) -> None:
             memory = f.address("i8", self.workspace, f.mul(point, self.slot_bytes))
-            first = f.binary("udiv", "i64", f.mul(point, self.count), self.slots)
-            last = f.binary("udiv", "i64", f.mul(f.add(point, 1), self.count), self.slots)
-            f.loop(first, last, 1, (), lambda i, _: body(i, memory))
+            each_of_slot(f, point, self.count, self.slots, lambda i, _: body(i, memory))
 
         self._count_caller(1)
         f.loop("%begin", "%end", 1, (), slot)
@@ -184,29 +191,23 @@ def _emit_check(module: IrModule) -> None:
     f.ret()
 
 
-class StackPlan:
+class StackPlan(Workspace):
     """Calls over matrices and the workspace that they share: kept areas, then slots."""
 
     def __init__(self) -> None:
-        self.top = 0
+        super().__init__()
         self.calls: list[NativeCall] = []
-
-    def area(self, size: int) -> Slot:
-        at, self.top = self.top, self.top + -(-max(size, 8) // 64) * 64
-        return ("workspace", at)
 
     def over(self, function: str, count: int, slot: Sequence[int], slots: Sequence[Slot]) -> None:
         """A call for each of `count` matrices; `slot` are the sizes of a slot's parts, whose starts are arguments."""
-        starts, size = [], 0
-        for part in slot:
-            starts.append(size)
-            size += -(-max(part, 8) // 64) * 64
+        parts = Workspace()
+        starts = [parts.take(part) for part in slot]
         points = min(count, SLOTS)
-        memory = self.area(size * points)
+        memory = self.area(parts.size * points)
         read, write = thread_functions()
         head = [
             memory,
-            *number_slots(size, count, points),
+            *number_slots(parts.size, count, points),
             ("table", THREADS_GUARD),
             ("pointer", read),
             ("pointer", write),
@@ -219,7 +220,7 @@ class StackPlan:
         self.calls.append(NativeCall("check", slots))
 
     def done(self, keep: Any = None) -> Planned:
-        return Planned(self.calls, self.top, keep)
+        return Planned(self.calls, self.size, keep)
 
 
 def lapack_op(

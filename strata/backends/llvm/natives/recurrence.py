@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from strata.backends.llvm.fft.transforms import transposed
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant, with_element
-from strata.backends.llvm.ir.native import arguments, around, kernel, load_element, number_slots, store_element
+from strata.backends.llvm.ir.native import (
+    arguments,
+    around,
+    each_point,
+    kernel,
+    load_element,
+    number_slots,
+    store_element,
+)
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.ir.registers import (
     Parts,
@@ -95,8 +103,7 @@ class Recurrence:
                 offsets = f.binary("add", wide, f.binary("mul", wide, outer, span), column)
                 self._row(f, target, lanes, pointers, length, inner, 0, offsets)
 
-        f.loop("%begin", "%end", 1, (), block)
-        f.ret()
+        each_point(f, block)
 
     def _row(
         self, f: IrFunction, target: Target, lanes: int, pointers: list[str], length: Value, inner: Value, base: Value,
@@ -168,8 +175,7 @@ class Recurrence:
             carried = [(type_, value) for (type_, _), value in zip(self.state(lanes), state, strict=True)]
             self._row(f, target, lanes, pointers, length, 1, 0, offsets, whole, carried)
 
-        f.loop("%begin", "%end", 1, (), block)
-        f.ret()
+        each_point(f, block)
 
     def native(self, target: Target, shape: tuple[Dim, ...], axis: int) -> NativeOp:
         lanes = target.lanes(max(register_bytes(d) for d in self.inputs))
@@ -356,8 +362,7 @@ def _running_extremum(node: Node, target: Target) -> NativeOp:
             carried = f.loop(0, whole, lanes, state(1), some)
             f.loop(whole, length, 1, list(zip((one, "i64"), carried, strict=True)), by_element)
 
-        f.loop("%begin", "%end", 1, (), row)
-        f.ret()
+        each_point(f, row)
 
     made = Recurrence(op.name, (dtype,), (dtype, i64), state, step, emit_whole_rows=emit_whole_rows)
     return made.native(target, node.types[0].shape, op.axis)  # type: ignore[attr-defined]
@@ -422,8 +427,7 @@ def _log_cumsum_exp(node: Node, target: Target) -> NativeOp:
             carried = f.loop(0, whole, lanes, state(1), some)
             f.loop(whole, length, 1, [(one, carried[0])], by_element)
 
-        f.loop("%begin", "%end", 1, (), row)
-        f.ret()
+        each_point(f, row)
 
     made = Recurrence("logcumsumexp", (dtype,), (dtype,), state, step, emit_whole_rows=emit_whole_rows)
     return made.native(target, kind.shape, node.op.axis)  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from strata.backends.llvm.ir.native import (
     arguments,
     around,
     copy,
+    each_point,
     fill_zero,
     kernel,
     load_element,
@@ -172,8 +173,7 @@ class _Scatter:
             else:
                 f.loop(0, count, 1, (), known if self.width else one)
 
-        f.loop("%begin", "%end", 1, (), point)
-        f.ret()
+        each_point(f, point)
 
     def _emit_elements(self, module: IrModule) -> None:
         """Lines of updates [pre, n, post] into out [.., size, behind]; tables, if given, say where they start."""
@@ -214,8 +214,7 @@ class _Scatter:
             is_last = f.binary("and", "i1", f.compare("eq", "i64", f.smax(post, behind), 1), plain)
             f.if_(is_last, last_axis, lambda: f.loop(0, n, 1, (), along))
 
-        f.loop("%begin", "%end", 1, (), point)
-        f.ret()
+        each_point(f, point)
 
     def _emit_moves(self, module: IrModule) -> None:
         """Chunks of elements: copied and widened, narrowed again, or zeroed."""

@@ -7,7 +7,16 @@ and written back: elements for sort, positions for argsort, the best ones of bot
 from __future__ import annotations
 
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
-from strata.backends.llvm.ir.native import arguments, around, kernel, number_slots, numbers, while_loop
+from strata.backends.llvm.ir.native import (
+    arguments,
+    around,
+    each_of_slot,
+    each_point,
+    kernel,
+    number_slots,
+    numbers,
+    while_loop,
+)
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.natives.radix_sort import Layout, emit_sort, emit_zeros, from_key, key_bits, order_key
 from strata.backends.llvm.natives.sort_network import LONGEST, emit_groups, network_lanes, network_longest
@@ -113,8 +122,6 @@ def _emit(module: IrModule, dtype: DType, target: Target, what: str, descending:
 
     def slot(point: str, _: list[str]) -> None:
         a = f.address("i8", workspace, f.mul(point, slot_bytes))
-        first = f.binary("udiv", "i64", f.mul(point, rows), slots)
-        last = f.binary("udiv", "i64", f.mul(f.add(point, 1), rows), slots)
 
         def row(r: str, _: list[str]) -> None:
             outer, column = f.binary("udiv", "i64", r, inner), f.binary("urem", "i64", r, inner)
@@ -147,10 +154,9 @@ def _emit(module: IrModule, dtype: DType, target: Target, what: str, descending:
 
             f.loop(0, k, 1, (), one)
 
-        f.loop(first, last, 1, (), row)
+        each_of_slot(f, point, rows, slots, row)
 
-    f.loop("%begin", "%end", 1, (), slot)
-    f.ret()
+    each_point(f, slot)
 
 
 def _candidates(

@@ -13,7 +13,7 @@ from typing import Any
 
 from strata.backends.llvm.fft.transforms import transposed
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
-from strata.backends.llvm.ir.native import arguments, kernel, while_loop
+from strata.backends.llvm.ir.native import arguments, each_of_slot, each_point, kernel, while_loop
 from strata.backends.llvm.ir.registers import Parts, gather, scatter
 from strata.backends.llvm.natives.radix_sort import Layout, emit_zeros, from_key, key_bits, order_key
 from strata.core import DType, Target
@@ -362,8 +362,6 @@ def emit_groups(module: IrModule, dtype: DType, target: Target, what: str, desce
 
     def slot(point: str, _: list[str]) -> None:
         planes = f.address("i8", workspace, f.mul(point, slot_bytes))
-        first = f.binary("udiv", "i64", f.mul(point, groups), slots)
-        last = f.binary("udiv", "i64", f.mul(f.add(point, 1), groups), slots)
 
         def group(g: str, _: list[str]) -> None:
             outer = f.binary("udiv", "i64", g, per_outer)
@@ -396,7 +394,6 @@ def emit_groups(module: IrModule, dtype: DType, target: Target, what: str, desce
 
                 f.loop(0, k, 1, (), best)
 
-        f.loop(first, last, 1, (), group)
+        each_of_slot(f, point, groups, slots, group)
 
-    f.loop("%begin", "%end", 1, (), slot)
-    f.ret()
+    each_point(f, slot)

@@ -13,7 +13,7 @@ from typing import Any
 
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.float_ops import VectorMath
-from strata.backends.llvm.ir.native import arguments, fill_zero, kernel, number_slots, numbers, while_loop
+from strata.backends.llvm.ir.native import arguments, each_point, fill_zero, kernel, number_slots, numbers, while_loop
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.ir.registers import register_type
 from strata.backends.llvm.math import exponentials
@@ -269,8 +269,7 @@ def _emit_forward(module: IrModule, node: Node, target: Target) -> None:
 
         work.each_pixel(finish)
 
-    f.loop("%begin", "%end", 1, (), tile)
-    f.ret()
+    each_point(f, tile)
 
 
 @override("splat_raster", instead_of_parts=is_splat)
@@ -346,8 +345,7 @@ def _emit_backward(module: IrModule, node: Node, target: Target) -> None:
         rest = f.smax(f.sub(end, stopped), 0)
         fill_zero(f, f.address(work.element, rows, f.mul(stopped, COLUMNS)), f.mul(rest, COLUMNS * size))
 
-    f.loop("%begin", "%end", 1, (), tile)
-    f.ret()
+    each_point(f, tile)
 
 
 def _moments(work: _SplatTiles, s: list[str], y: Value, v: Value, now: list[str]) -> list[str]:
@@ -446,8 +444,7 @@ def _emit_collect(module: IrModule, node: Node) -> None:
 
         f.if_(f.compare("ult", "i64", at, count), put)
 
-    f.loop("%begin", "%end", 1, (), splat)
-    f.ret()
+    each_point(f, splat)
 
 
 @override("splat_raster_backward", instead_of_parts=is_splat)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
-from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers
+from strata.backends.llvm.ir.native import Workspace, arguments, each_point, kernel, number_slots, numbers
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math.exponentials import VectorMath
@@ -25,7 +26,14 @@ from strata.backends.llvm.quant.gguf_blocks import format_of
 from strata.backends.llvm.quant.gguf_matmul import MANY, emit_products, reads_blocks
 from strata.backends.llvm.quant.gguf_panel import GROUP, panel_rows
 from strata.backends.llvm.quant.gguf_wide import STREAMS, wide_step
-from strata.backends.llvm.quant.grouped_matmul import GroupedMultiply, columns_of, emit_gather, emit_scatter, emit_sort
+from strata.backends.llvm.quant.grouped_matmul import (
+    GroupedMultiply,
+    columns_of,
+    emit_gather,
+    emit_scatter,
+    emit_sort,
+    plan_by_expert,
+)
 from strata.core import DType, Target, TensorType, bf16, f8e4m3, f8e5m2, f16, f32, i8, u8
 from strata.mir import Node, Op
 from strata.ops import schemes
@@ -33,7 +41,6 @@ from strata.ops import schemes
 FEW: Final = 2  # so many rows of x are multiplied with weights in registers; for more, a block is decoded once
 VECTORS: Final = 4  # of columns at once
 PART_BYTES: Final = 128 << 10  # of weights that a chunk reads
-_ALIGN: Final = 64
 _PARTS: Final = ("codes", "first", "out", "quants", "sides", "wide_quants", "wide_sides")
 _COUNTS: Final = ("n", "k", "slab", "parts", "quant_row", "side_row", "wide_quant_row", "wide_side_row")
 
@@ -59,18 +66,6 @@ def dequant_grouped_matmul(node: Node, target: Target) -> NativeOp | None:
     return NativeOp(made.key, made.emit, made.functions, made.plan)
 
 
-class _Layout:
-    """Parts of a workspace, one behind the other."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def add(self, size: int) -> Slot:
-        start = self.size
-        self.size += -(-size // _ALIGN) * _ALIGN
-        return "workspace", start
-
-
 class _Grouped:
     """What both forms share: the rows sorted by expert before the matmul, the results sorted back behind it."""
 
@@ -82,22 +77,13 @@ class _Grouped:
         self.ids = types[2].dtype
 
     def around(
-        self, sizes: Sizes, out_row: int, product: Callable[[int, _Layout, Slot, Slot, Slot], list[NativeCall]]
+        self, sizes: Sizes, out_row: int, product: Callable[[int, Workspace, Slot, Slot, Slot], list[NativeCall]]
     ) -> Planned:
-        """product(rows, layout, sorted x, where experts begin, results) -> calls."""
+        """product(rows, workspace, sorted x, where experts begin, results) -> calls."""
         (rows,) = numbers([self.types[0].shape[0]], sizes)
         if rows == 0:
             return Planned(())
-        layout = _Layout()
-        order, first = layout.add(8 * rows), layout.add(8 * (self.experts + 1))
-        x, results = layout.add(4 * rows * self.k), layout.add(rows * out_row)
-        calls = (
-            NativeCall("sort", [("input", 2), order, first, *number_slots(rows, self.experts)]),
-            NativeCall("gather", [("input", 0), order, x, *number_slots(4 * self.k)], rows, 16),
-            *product(rows, layout, x, first, results),
-            NativeCall("scatter", [results, order, ("output", 0), *number_slots(4 * self.n, out_row)], rows, 16),
-        )
-        return Planned(calls, layout.size + _ALIGN)
+        return plan_by_expert(rows, self.experts, (4 * self.k, 4 * self.n, out_row), partial(product, rows))
 
     def emit_around(self, module: IrModule) -> None:
         emit_sort(module, self.ids)
@@ -123,7 +109,7 @@ class _Blocks(_Grouped):
     def plan(self, sizes: Sizes) -> Planned:
         return self.around(sizes, 4 * self.n, self._product)
 
-    def _product(self, rows: int, layout: _Layout, x: Slot, first: Slot, results: Slot) -> list[NativeCall]:
+    def _product(self, rows: int, layout: Workspace, x: Slot, first: Slot, results: Slot) -> list[NativeCall]:
         form, blocks = self.form, self.k // self.form.elements
         slots: dict[str, Slot] = {"codes": ("input", 1), "first": first, "out": results}
         counts = dict(n=self.n, k=self.k, slab=self.slab, parts=max(1, min(self.slab // PART_BYTES, self.n // 16)))
@@ -135,7 +121,7 @@ class _Blocks(_Grouped):
             if name and not step:
                 slots |= {f"{name}quants": slots["quants"], f"{name}sides": slots["sides"]}
                 continue
-            both = [layout.add(rows * counts[f"{name}{part}_row"]) for part in ("quant", "side")]
+            both = [layout.area(rows * counts[f"{name}{part}_row"]) for part in ("quant", "side")]
             slots |= dict(zip((f"{name}quants", f"{name}sides"), both, strict=True))
             groups = number_slots(self.k // GROUP, whole * form.groups)
             function = "quantize_wide" if step else "quantize"
@@ -182,8 +168,7 @@ class _Blocks(_Grouped):
 
             f.if_(f.compare("sgt", "i64", rows, 0), by_count)
 
-        f.loop("%begin", "%end", 1, [], chunk)
-        f.ret()
+        each_point(f, chunk)
 
 
 # ------------------------------------------------------------------------------------------------------- other schemes
@@ -210,7 +195,7 @@ class _Decoded(_Grouped):
         columns = columns_of(f32, self.target)
         blocks = -(-self.n // columns)
 
-        def product(rows: int, layout: _Layout, x: Slot, first: Slot, results: Slot) -> list[NativeCall]:
+        def product(rows: int, layout: Workspace, x: Slot, first: Slot, results: Slot) -> list[NativeCall]:
             counts = number_slots(self.k, self.n, blocks)
             sides = [("input", 3 + i) for i in range(len(self.sides))]
             given = [x, ("input", 1), first, results, *counts, *sides]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
-from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers
+from strata.backends.llvm.ir.native import arguments, each_point, kernel, number_slots, numbers
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
 from strata.backends.llvm.quant.gguf_blocks import (
     FLOATS,
@@ -177,8 +177,7 @@ def emit_quantize(module: IrModule, form: Format, step: WideStep | None = None) 
             value = f.binary("fmul", "float", f.convert("sitofp", "i32", all_, "float"), scale)
             f.store("float", value, f.address("float", record, f.add(together + number, f.mul(at, count))), 4)
 
-    f.loop("%begin", "%end", 1, [], group)
-    f.ret()
+    each_point(f, group)
 
 
 def _parts(f: IrFunction, x: str, group: Value) -> list[str]:

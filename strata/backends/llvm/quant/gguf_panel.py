@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from strata.backends.llvm.gemm.pack_b import transpose
 from strata.backends.llvm.ir.builder import IrFunction, Value, vector
-from strata.backends.llvm.ir.native import arguments
+from strata.backends.llvm.ir.native import arguments, each_point
 from strata.backends.llvm.quant.gguf_blocks import FLOATS, SHORTS, Format
 from strata.core import Target
 
@@ -42,8 +42,7 @@ class GgufPanels:
         self.least = f.alloca("float", groups * self.parts * self.lanes) if self.form.has_least else ""
 
     def emit(self) -> None:
-        self.f.loop("%begin", "%end", 1, [], lambda panel, _: self.panel(self.f.mul(panel, self.lanes)))
-        self.f.ret()
+        each_point(self.f, lambda panel, _: self.panel(self.f.mul(panel, self.lanes)))
 
     def panel(self, first: Value) -> None:
         f, form = self.f, self.form

@@ -15,8 +15,18 @@ from collections.abc import Callable, Sequence
 from strata.backends.llvm.gemm.arith import GemmArithmetic
 from strata.backends.llvm.gemm.micro import Micro, RegisterTile, TileSet, call_micro
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, vector
-from strata.backends.llvm.ir.native import arguments, copy, fill_zero, kernel, number_slots, numbers
-from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, override
+from strata.backends.llvm.ir.native import (
+    WORKSPACE_ALIGN,
+    Workspace,
+    arguments,
+    copy,
+    each_point,
+    fill_zero,
+    kernel,
+    number_slots,
+    numbers,
+)
+from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, TensorType, bounds, dim_prod, f32, f64, i32
 from strata.mir import Node
@@ -26,7 +36,6 @@ ROWS = 4  # for each expert; fewer are left to the loops of the op
 PANELS = 4  # of a chunk: what is read of a row of the matrix is longer than a line of the cache
 K_BLOCK = 128  # rows of the matrix that are packed at once
 AHEAD = 12  # rows of the matrix between what is packed and what is fetched
-_ALIGN = 64
 
 
 def _accepts(types: Sequence[TensorType]) -> bool:
@@ -52,22 +61,12 @@ def grouped_matmul(node: Node, target: Target) -> NativeOp | None:
         (rows,) = numbers([dim_prod(x.shape[:1])], sizes)
         if rows == 0:
             return Planned(())
-        parts = [rows * 8, (experts + 1) * 8, rows * k * size, rows * blocks * columns * size]
-        starts = [sum(-(-p // _ALIGN) * _ALIGN for p in parts[:i]) for i in range(len(parts) + 1)]
-        order, first, sorted_x, results = (("workspace", at) for at in starts[:-1])
-        calls = (
-            NativeCall("sort", [("input", 2), order, first, *number_slots(rows, experts)]),
-            NativeCall("gather", [("input", 0), order, sorted_x, *number_slots(k * size)], rows, 16),
-            NativeCall(
-                "multiply",
-                [sorted_x, ("input", 1), first, results, *number_slots(k, n, blocks)],
-                experts * blocks,
-            ),
-            NativeCall(
-                "scatter", [results, order, ("output", 0), *number_slots(n * size, blocks * columns * size)], rows, 16
-            ),
-        )
-        return Planned(calls, starts[-1] + _ALIGN)
+
+        def product(_: Workspace, sorted_x: Slot, first: Slot, results: Slot) -> list[NativeCall]:
+            slots = [sorted_x, ("input", 1), first, results, *number_slots(k, n, blocks)]
+            return [NativeCall("multiply", slots, experts * blocks)]
+
+        return plan_by_expert(rows, experts, (k * size, n * size, blocks * columns * size), product)
 
     def emit(module: IrModule) -> None:
         emit_sort(module, ids.dtype)
@@ -76,6 +75,29 @@ def grouped_matmul(node: Node, target: Target) -> NativeOp | None:
         emit_scatter(module)
 
     return NativeOp(f"grouped_matmul {x.dtype} {ids.dtype}", emit, ("sort", "gather", "multiply", "scatter"), plan)
+
+
+def plan_by_expert(
+    rows: int,
+    experts: int,
+    row_bytes: tuple[int, int, int],
+    product: Callable[[Workspace, Slot, Slot, Slot], list[NativeCall]],
+) -> Planned:
+    """Rows sorted by expert before the matmul, results sorted back behind it.
+
+    `row_bytes` are those of x, of the output and of a row of results; product(workspace, sorted x, where experts begin,
+    results) -> its calls.
+    """
+    width, out, result = row_bytes
+    work = Workspace()
+    order, first, x, results = (work.area(n) for n in (8 * rows, 8 * (experts + 1), rows * width, rows * result))
+    calls = (
+        NativeCall("sort", [("input", 2), order, first, *number_slots(rows, experts)]),
+        NativeCall("gather", [("input", 0), order, x, *number_slots(width)], rows, 16),
+        *product(work, x, first, results),
+        NativeCall("scatter", [results, order, ("output", 0), *number_slots(out, result)], rows, 16),
+    )
+    return Planned(calls, work.size + WORKSPACE_ALIGN)
 
 
 def tiles_of(target: Target) -> TileSet:
@@ -140,8 +162,7 @@ def emit_gather(module: IrModule) -> None:
         row = f.load("i64", f.address("i64", order, i), 8)
         copy(f, f.address("i8", to, f.mul(i, size)), f.address("i8", source, f.mul(row, size)), size)
 
-    f.loop("%begin", "%end", 1, [], one)
-    f.ret()
+    each_point(f, one)
 
 
 def emit_scatter(module: IrModule) -> None:
@@ -152,8 +173,7 @@ def emit_scatter(module: IrModule) -> None:
         row = f.load("i64", f.address("i64", order, i), 8)
         copy(f, f.address("i8", to, f.mul(row, size)), f.address("i8", source, f.mul(i, step)), size)
 
-    f.loop("%begin", "%end", 1, [], one)
-    f.ret()
+    each_point(f, one)
 
 
 class GroupedMultiply:
@@ -170,8 +190,7 @@ class GroupedMultiply:
         self.out_row = f.mul(self.blocks, self.columns)
 
     def emit(self) -> None:
-        self.f.loop("%begin", "%end", 1, [], lambda i, _: self.chunk(i))
-        self.f.ret()
+        each_point(self.f, lambda i, _: self.chunk(i))
 
     def chunk(self, index: str) -> None:
         f = self.f
