@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from strata.core import Dim
@@ -85,10 +87,7 @@ def load(folder: Folder) -> ImageModel:
         weights = {name if name.startswith("visual_") else f"vision_model.{name}": w for name, w in weights.items()}
     check_layers(kind, image.sizes.layers, weights, VISION.at)
 
-    def build(batch: Dim, height: int, width: int) -> tuple[ImageTower, dict[str, Value]]:
-        made = ImageTower(image, weights, batch, (height, width))
-        return made, made.build()
-
+    build = partial(ImageTower, image, weights)
     settings = ImageSettings.from_folder(folder.path, SIGLIP_IMAGES if is_siglip else CLIP_IMAGES)
     vector = "image_embeds" if is_siglip or "visual_projection.weight" in weights else "pooler_output"
     if is_alone:

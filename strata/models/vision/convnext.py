@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from strata.core import Dim
@@ -10,8 +11,7 @@ from strata.models.base import Folder
 from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of, stages_of
 from strata.models.blocks.transformer import activated, activation_of
 from strata.models.numbers import real, whole
-from strata.models.vision.images import ImageSettings
-from strata.models.vision.model import ImageModel, labels_of
+from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 IMAGES = {"size": {"shortest_edge": 384}, "crop_pct": 0.875, "resample": 3}
@@ -64,10 +64,4 @@ def load(folder: Folder) -> ImageModel:
     """A model from a folder."""
     weights = without_prefix(folder.weights, ("convnext.", "convnextv2."))
     check_layers("convnext", len(sizes_of(folder.settings, "depths", [3, 3, 9, 3])), weights, "encoder.stages.{}.")
-
-    def build(batch: Dim, height: int, width: int) -> tuple[ConvNextGraph, dict[str, Value]]:
-        made = ConvNextGraph(folder.settings, weights, batch, (height, width))
-        return made, made.build()
-
-    settings = ImageSettings.from_folder(folder.path, IMAGES)
-    return ImageModel(build, settings, labels=labels_of(folder.settings), device=folder.device)
+    return image_model(folder, partial(ConvNextGraph, folder.settings, weights), IMAGES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from strata.core import Dim
@@ -117,9 +118,5 @@ def load(folder: Folder) -> DetectionModel:
     for half in ("encoder", "decoder"):
         check_layers("detr", whole(found, f"{half}_layers", 6), weights, f"{half}.layers.{{}}.")
 
-    def build(batch: Dim, height: int, width: int) -> tuple[DetrGraph, dict[str, Value]]:
-        made = DetrGraph(found, weights, batch, (height, width))
-        return made, made.build()
-
     settings = ImageSettings.from_folder(folder.path, IMAGES)
-    return DetectionModel(build, settings, labels=labels_of(found), device=folder.device)
+    return DetectionModel(partial(DetrGraph, found, weights), settings, labels=labels_of(found), device=folder.device)

@@ -12,14 +12,14 @@ from strata.arguments import own_checks
 from strata.core import Dim, Table, sym
 from strata.errors import OptionError, ShapeError, UnknownNameError
 from strata.mir import Value
-from strata.models.base import Model, compile_built
+from strata.models.base import Folder, Model, compile_built
 from strata.models.vision.images import ImageSettings, as_image, as_images
 from strata.models.weights import WeightBuilder
 from strata.runtime import CompiledGraph
 
 IMAGES = 8  # that go through a graph at once
 
-Build = Callable[[Dim, int, int], tuple[WeightBuilder, dict[str, Value]]]
+Build = Callable[[Dim, tuple[int, int]], Any]  # a WeightBuilder for images of a size; its `build` gives results
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Label:
 
 
 class ImageModel(Model):
-    """A model of images. `build(batch, height, width)` gives a graph under construction and its results by name."""
+    """A model of images. `build(batch, size)` gives a graph under construction, whose `build` gives results by name."""
 
     def __init__(
         self, build: Build, settings: ImageSettings, *, labels: Mapping[int, str] | None = None,
@@ -51,16 +51,20 @@ class ImageModel(Model):
         def make() -> tuple[CompiledGraph, tuple[str, ...]]:
             built, self._checked = self._checked, None
             same = built is not None and built[0] == (height, width)
-            builder, results = built[1:] if built and same else self._build(sym("B", 1), height, width)
+            builder, results = built[1:] if built and same else self._built((height, width))
             builder.graph.outputs(*results.values())
             return compile_built(builder, self.device), tuple(results)
 
         return self._graphs.get_or_make((height, width), make)
 
+    def _built(self, size: tuple[int, int]) -> tuple[WeightBuilder, dict[str, Value]]:
+        builder = self._build(sym("B", 1), size)
+        return builder, builder.build()
+
     def check(self) -> None:
         """Refuse weights that are not those of the configuration, by building the graph of the usual images."""
         size = self._usual()
-        self._checked = (size, *self._build(sym("B", 1), *size))
+        self._checked = (size, *self._built(size))
         self._checked[1].check()
 
     @property
@@ -187,14 +191,15 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
     return (x / np.maximum(size, 1e-12)).astype(np.float32)
 
 
+def image_model(folder: Folder, build: Build, usual: Mapping[str, Any], **more: Any) -> ImageModel:
+    """The model of a folder; `usual` is how images are read where the folder does not say."""
+    settings = ImageSettings.from_folder(folder.path, usual)
+    return ImageModel(build, settings, labels=labels_of(folder.settings), device=folder.device, **more)
+
+
 def labels_of(found: Mapping[str, Any]) -> dict[int, str]:
     """The names of labels in config.json, by number."""
     names = found.get("id2label")
     if not isinstance(names, dict):
         return {}
     return {int(k): str(v) for k, v in names.items() if str(k).isascii() and str(k).isdigit()}
-
-
-def label_count(weights: Mapping[str, Any], names: Sequence[str]) -> int:
-    """How many labels the head has, 0 where there is none."""
-    return next((int(weights[n].shape[0]) for n in names if n in weights), 0)

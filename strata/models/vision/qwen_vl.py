@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,10 +138,6 @@ def load(folder: Folder) -> ImageDecoder:
     config.check(weights)
     sizes = PatchSizes.from_json(mapping(found, "vision_config"), config.hidden, is_later=is_later)
 
-    def build(length: int, *, every: bool, **more: Any) -> PlacedGraph:
-        return PlacedGraph(config, weights, length, every=every, **more)
-
     eye = PatchEye(folder, weights, sizes)
-    return ImageDecoder(
-        config, build, lambda: folder_tokenizer(folder.path), eye, device=folder.device, context=folder.context
-    )
+    build, tokenizer = partial(PlacedGraph, config, weights), partial(folder_tokenizer, folder.path)
+    return ImageDecoder(config, build, tokenizer, eye, device=folder.device, context=folder.context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from strata.core import Dim
@@ -10,8 +11,7 @@ from strata.models.base import Folder
 from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of, stages_of
 from strata.models.blocks.transformer import activated, activation_of
 from strata.models.numbers import text, whole
-from strata.models.vision.images import ImageSettings
-from strata.models.vision.model import ImageModel, labels_of
+from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 IMAGES = {"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}
@@ -87,10 +87,4 @@ def load(folder: Folder) -> ImageModel:
     """A model from a folder."""
     weights = without_prefix(folder.weights, ("resnet.",))
     check_layers("resnet", len(sizes_of(folder.settings, "depths", [3, 4, 6, 3])), weights, "encoder.stages.{}.")
-
-    def build(batch: Dim, height: int, width: int) -> tuple[ResNetGraph, dict[str, Value]]:
-        made = ResNetGraph(folder.settings, weights, batch, (height, width))
-        return made, made.build()
-
-    settings = ImageSettings.from_folder(folder.path, IMAGES)
-    return ImageModel(build, settings, labels=labels_of(folder.settings), vector="vector", device=folder.device)
+    return image_model(folder, partial(ResNetGraph, folder.settings, weights), IMAGES, vector="vector")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -163,11 +164,7 @@ def load(folder: Folder) -> DetectionModel:
     check_layers("rt_detr", whole(found, "decoder_layers", 6), weights, "decoder.layers.{}.")
     sizes_of(mapping(found, "backbone_config"), "depths", [3, 4, 6, 3])
 
-    def build(batch: Dim, height: int, width: int) -> tuple[RtDetrGraph, dict[str, Value]]:
-        made = RtDetrGraph(found, weights, batch, (height, width))
-        return made, made.build()
-
     settings = ImageSettings.from_folder(folder.path, IMAGES)
-    made = DetectionModel(build, settings, labels=labels_of(found), device=folder.device)
+    made = DetectionModel(partial(RtDetrGraph, found, weights), settings, labels=labels_of(found), device=folder.device)
     made.is_focal = bool(found.get("use_focal_loss", True))
     return made

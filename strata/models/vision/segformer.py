@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from strata.core import Dim
@@ -10,8 +11,7 @@ from strata.models.base import Folder
 from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of, stages_of
 from strata.models.blocks.transformer import activated, activation_of
 from strata.models.numbers import whole
-from strata.models.vision.images import ImageSettings
-from strata.models.vision.model import ImageModel, labels_of
+from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 IMAGES = {"size": {"height": 512, "width": 512}}
@@ -83,10 +83,4 @@ def load(folder: Folder) -> ImageModel:
     """A model from a folder."""
     weights = without_prefix(folder.weights, ("segformer.",))
     check_layers("segformer", len(sizes_of(folder.settings, "depths", [2] * 4)), weights, "encoder.block.{}.")
-
-    def build(batch: Dim, height: int, width: int) -> tuple[SegformerGraph, dict[str, Value]]:
-        made = SegformerGraph(folder.settings, weights, batch, (height, width))
-        return made, made.build()
-
-    settings = ImageSettings.from_folder(folder.path, IMAGES)
-    return ImageModel(build, settings, labels=labels_of(folder.settings), device=folder.device)
+    return image_model(folder, partial(SegformerGraph, folder.settings, weights), IMAGES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,10 +81,7 @@ class SquareEye:
             raise FileError(f"smolvlm: squares of {self.side} pixels for a model of {config.image[0]}", code="F140")
         plain = ImageSettings.from_json({**settings, "do_resize": False, "do_center_crop": False})
 
-        def build(batch: Dim, height: int, width: int) -> tuple[SquareGraph, dict[str, Value]]:
-            made = SquareGraph(config, factor, hidden, weights, batch, (height, width))
-            return made, made.build()
-
+        build = partial(SquareGraph, config, factor, hidden, weights)
         self.model = ImageModel(build, plain, size=config.image, vector="image_rows", device=folder.device)
         self.count = (config.image[0] // config.patch[0] // factor) ** 2
 
@@ -135,10 +133,6 @@ def load(folder: Folder) -> ImageDecoder:
     weights = without_prefix(folder.weights, ("model.text_model.", "model."))
     config.check(weights)
 
-    def build(length: int, *, every: bool, **more: Any) -> SeeingGraph:
-        return SeeingGraph(config, weights, length, every=every, **more)
-
     eye = SquareEye(folder, weights, config.hidden)
-    return ImageDecoder(
-        config, build, lambda: folder_tokenizer(folder.path), eye, device=folder.device, context=folder.context
-    )
+    build, tokenizer = partial(SeeingGraph, config, weights), partial(folder_tokenizer, folder.path)
+    return ImageDecoder(config, build, tokenizer, eye, device=folder.device, context=folder.context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,7 @@ from strata.models.blocks.patches import PatchBuilder
 from strata.models.blocks.transformer import LayerNames, LayerSizes, activation_of, pair
 from strata.models.blocks.windows import WindowCut, log_distances, padded, relative_places, unit
 from strata.models.numbers import real, whole, wholes
-from strata.models.vision.images import ImageSettings
-from strata.models.vision.model import ImageModel, labels_of
+from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 NAMES = LayerNames(at="", up="intermediate.dense", down="output.dense")
@@ -148,10 +148,5 @@ def load(folder: Folder) -> ImageModel:
     weights = without_prefix(folder.weights, ("swin.", "swinv2."))
     kind, depths = str(folder.settings["model_type"]), sizes_of(folder.settings, "depths", [2, 2, 6, 2])
     check_layers(kind, len(depths), weights, "encoder.layers.{}.")
-
-    def build(batch: Dim, height: int, width: int) -> tuple[SwinGraph, dict[str, Value]]:
-        made = SwinGraph(folder.settings, weights, batch, (height, width))
-        return made, made.build()
-
-    settings, size = ImageSettings.from_folder(folder.path, IMAGES), pair(folder.settings, "image_size", 224)
-    return ImageModel(build, settings, labels=labels_of(folder.settings), size=size, device=folder.device)
+    size = pair(folder.settings, "image_size", 224)
+    return image_model(folder, partial(SwinGraph, folder.settings, weights), IMAGES, size=size)

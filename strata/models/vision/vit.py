@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from strata.core import Dim
@@ -11,8 +12,7 @@ from strata.models.base import Folder
 from strata.models.blocks.patches import PatchBuilder
 from strata.models.blocks.transformer import LayerNames, LayerSizes, activation_of, pair
 from strata.models.numbers import real, text, whole
-from strata.models.vision.images import ImageSettings
-from strata.models.vision.model import ImageModel, labels_of
+from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers")
@@ -124,11 +124,5 @@ def load(folder: Folder) -> ImageModel:
     config = VitConfig.from_json(folder.settings)
     weights = without_prefix(folder.weights, ("vit.", "deit.", "dinov2.", "dinov2_with_registers."))
     check_layers(config.family, config.sizes.layers, weights, NAMES.at)
-
-    def build(batch: Dim, height: int, width: int) -> tuple[VitGraph, dict[str, Value]]:
-        made = VitGraph(config, weights, batch, (height, width))
-        return made, made.build()
-
     usual = {"vit": USUAL, "deit": DEIT}.get(config.family, DINO)
-    settings = ImageSettings.from_folder(folder.path, usual)
-    return ImageModel(build, settings, labels=labels_of(folder.settings), size=config.image, device=folder.device)
+    return image_model(folder, partial(VitGraph, config, weights), usual, size=config.image)
