@@ -25,7 +25,9 @@ from strata.runtime.compile.variant import CompilationMode
 from strata.transforms import grad, promote_params
 
 TESTS = Path(__file__).parents[1]
-CONFIG, CACHES = "unit/test_config.py", "unit/runtime/test_caches.py"
+CONFIG, CACHES, TEMPLATES = (
+    "unit/test_config.py", "unit/runtime/test_caches.py", "unit/runtime/test_templates.py"
+)  # fmt: skip
 PADDING = "unit/runtime/test_padding.py"
 PIPELINE, FUSION, PASSES = "unit/runtime/test_pipeline.py", "unit/runtime/test_fusion.py", "unit/passes/test_fusion.py"
 LISTS, LOWER, PLAN = "unit/passes/test_pipeline.py", "unit/hir/test_lower.py", "unit/lir/test_plan.py"
@@ -116,7 +118,7 @@ SHOWN: dict[int, list[tuple[str, str] | str]] = {
     73: [(PIPELINE, "test_unbound_symbols_stay")],
     74: [(PIPELINE, "test_bindings_come_from_shapes")],
     75: [(HERE, "test_variants_bind_their_sizes_and_differ"),
-         (CACHES, "test_variant_keys_are_stable")],
+         (TEMPLATES, "test_variant_keys_are_stable")],
     76: [(CONFIG, "test_overlay_is_read_and_logged"), (CONFIG, "test_empty_variable_is_unset"),
          (CONFIG, "test_using_nests_and_restores"), (HERE, "test_settings_win_in_bulk_and_when_false")],
     77: [("unit/core/test_types.py", "test_broadcasting_is_numpys"), (HERE, "test_shapes_of_common_ops")],
@@ -164,11 +166,12 @@ SHOWN |= {
          (EXTENT, "test_a_graph_of_plain_sizes_keeps_what_lies_behind"),
          (EXTENT, "test_binary_and_attention_of_plain_sizes"),
          (EXTENT, "test_attention_limits_queries_and_keys"), (EXTENT, "test_graphs_that_mix_places_run_in_full")],
-    98: [(CACHES, "test_dynamic_cache_builds_once"), ("api/test_mistakes.py", "test_one_key_is_for_one_set_of_sizes")],
-    99: [(CACHES, "test_pipeline_of_a_model_step_by_step")],
-    100: [(CACHES, "test_components_work_on_a_fresh_pipeline")],
-    101: [(CACHES, "test_aot_round_trip"), (CACHES, "test_aot_specialisation_hits_and_heals"),
-          (CACHES, "test_another_process_hits")],
+    98: [(TEMPLATES, "test_dynamic_cache_builds_once"),
+         ("api/test_mistakes.py", "test_one_key_is_for_one_set_of_sizes")],
+    99: [(TEMPLATES, "test_pipeline_of_a_model_step_by_step")],
+    100: [(TEMPLATES, "test_components_work_on_a_fresh_pipeline")],
+    101: [(TEMPLATES, "test_aot_round_trip"), (TEMPLATES, "test_aot_specialisation_hits_and_heals"),
+          (TEMPLATES, "test_another_process_hits")],
     102: [("unit/runtime/test_tracing.py", "test_trace_has_compiles_runs_and_kernels"),
           ("unit/runtime/test_tracing.py", "test_tracing_costs_nothing_when_off")],
     103: [(f"{SERVING}requests.py", "test_defaults"), (f"{SERVING}requests.py", "test_all_that_is_understood"),
