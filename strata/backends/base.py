@@ -117,7 +117,7 @@ class Executable(ABC):
             out[...] = result
 
     @property
-    def quick(self) -> FastCall | None:
+    def fast_call(self) -> FastCall | None:
         """A short way into a plan of fixed sizes, where there is one."""
         return None
 

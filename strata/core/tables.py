@@ -54,7 +54,7 @@ TABLES = {
     "onnx prices": TableKind("OnnxModel", "seconds spent on a segment", "text of the segment", 1024),
     "onnx training": TableKind("TrainableModel", "graphs", "types of inputs", 16),
     "image sizes": TableKind("ImageModel", "compiled graphs", "height and width of images", 8),
-    "looks": TableKind("ImageDecoder", "vectors of images", "the pixels of an image", 8),
+    "image tokens": TableKind("ImageDecoder", "vectors of images", "the pixels of an image", 8),
     "sound lengths": TableKind("CtcSpeech", "compiled graphs", "samples of a sound", 8),
     # programs and their code
     "sizes": TableKind("CompiledGraph", "symbolic sizes and shapes of results", "shapes of inputs", 1024, "fifo"),

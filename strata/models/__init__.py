@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         tool_grammar,
         with_tools,
     )
+    from strata.models.detokenize import Speech
     from strata.models.embed import Encoder, batches, padded
     from strata.models.generate import Decoder, DecodeState
     from strata.models.generating.experts import (
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from strata.models.seq2seq.engine import EncoderDecoder
     from strata.models.seq2seq.model import TextToText
     from strata.models.speculative import NgramDraft
-    from strata.models.speech import Speech
     from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
     from strata.models.vision.detection import Detection, DetectionModel
     from strata.models.vision.language import ImageDecoder
@@ -57,7 +57,7 @@ _PLACES = {
     "Model": "base", "Encoder": "embed", "Decoder": "generate", "DecodeState": "generate", "Line": "ocr",
     "TextReader": "ocr",
     "PAGE": "cached", "Sampler": "sampling", "log_probabilities": "sampling", "NgramDraft": "speculative",
-    "Grammar": "grammar", "Speech": "speech", "Tokenizer": "tokenizer",
+    "Grammar": "grammar", "Speech": "detokenize", "Tokenizer": "tokenizer",
     "PagePool": "paged", "PageTable": "paged", "PagedCache": "paged", "page_bytes": "paged", "page_keys": "paged",
     **dict.fromkeys(("ExpertPool", "ExpertStore", "ExpertStores", "Moves"), "generating.experts"),
     **dict.fromkeys(("affordable_experts", "hit_counts", "merged_mask"), "generating.experts"),

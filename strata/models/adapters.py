@@ -94,7 +94,7 @@ def _pattern(patterns: Any, name: str, default: Any) -> Any:
     return default
 
 
-def turned_rows(adapter: Adapter, heads: Mapping[str, int]) -> Adapter:
+def permuted_rows(adapter: Adapter, heads: Mapping[str, int]) -> Adapter:
     """The adapter for GGUF files of Llama, whose queries and keys lie in another order: pairs side by side."""
     changes = dict(adapter.changes)
     for name, change in adapter.changes.items():
@@ -105,7 +105,7 @@ def turned_rows(adapter: Adapter, heads: Mapping[str, int]) -> Adapter:
     return Adapter(changes, adapter.replaced)
 
 
-def _is_turned(weights: Weights, name: str, change: LowRank) -> bool:
+def _is_transposed(weights: Weights, name: str, change: LowRank) -> bool:
     """Whether a matmul is stored [in, out], as in GPT-2; one that the change does not fit is refused."""
     found = weights.get(f"{name}.weight")
     if found is None:
@@ -125,14 +125,14 @@ def apply_adapter(
     made = {**weights, **adapter.replaced}
     apart: dict[str, LowRank] = {}
     for name, change in adapter.changes.items():
-        turned = _is_turned(made, name, change)
+        transposed = _is_transposed(made, name, change)
         found = made[f"{name}.weight"]
         if not merge or (isinstance(found, GgufTensor) and not found.is_plain):
             apart[name] = change
             continue
         whole = found.data if isinstance(found, GgufTensor) else found
         matrix = change.matrix()
-        made[f"{name}.weight"] = whole.astype(np.float32) + (matrix.T if turned else matrix)
+        made[f"{name}.weight"] = whole.astype(np.float32) + (matrix.T if transposed else matrix)
     return made, apart
 
 
@@ -170,7 +170,7 @@ class AdapterSet:
     def check(self, weights: Weights, bound: Mapping[str, Any]) -> None:
         """Refuse changes of what the model does not have, or does not multiply with."""
         for name, change in self.blank.items():
-            _is_turned(weights, name, change)
+            _is_transposed(weights, name, change)
             if f"{name}.lora_A" not in bound:
                 raise FileError(f"adapter: it changes {name!r}, which is no matmul of the model", code="F142")
 

@@ -8,8 +8,8 @@ from typing import Any
 from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
+from strata.models.config_values import real, text, whole
 from strata.models.modernbert import ModernBertConfig, ModernBertGraph, labels_tokens
-from strata.models.numbers import real, text, whole
 from strata.models.weights import WeightBuilder, Weights, check_layers, check_shapes, ops, without_prefix
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from strata.core import f32, i64
 from strata.mir import Value
 from strata.models.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
+from strata.models.config_values import real, text, whole
 from strata.models.modernbert import labels_tokens
-from strata.models.numbers import real, text, whole
 from strata.models.rotary_bert import HIDDEN, distances
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from strata.errors import FileError
 from strata.models.cached import Slot, kv_slots
-from strata.models.numbers import layer_count, mapping, of_layers, optional_real, real, reals, text, whole
+from strata.models.config_values import layer_count, mapping, of_layers, optional_real, real, reals, text, whole
 from strata.models.weights import Weights, check_layers, check_shapes
 from strata.ops import RopeScaling, rope_frequencies, rope_tables
 
@@ -67,13 +67,13 @@ class DecoderConfig:
     positions: int
     eps: float = 1e-5
     activation: str = "silu"
-    n_rot: int = 0  # features of a head that turn; 0 is all
+    n_rot: int = 0  # features of a head that are rotated; 0 is all
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None  # of layers with a window, where it differs
-    interleaved: bool = False  # pairs of neighbours turn, as in Cohere, and in GGUF files of Llama
-    is_permuted: bool = False  # rows of q_proj and k_proj were moved so that neighbours turn: GGUF files of Llama
+    interleaved: bool = False  # pairs of neighbours are rotated, as in Cohere, and in GGUF files of Llama
+    is_permuted: bool = False  # rows of q_proj and k_proj are in the order of such pairs: GGUF files of Llama
     windows: tuple[int | None, ...] = ()  # keys that layers see, in turn, None for all
-    turns: tuple[bool, ...] = ()  # whether each layer has rotary positions; empty is all
+    rope_layers: tuple[bool, ...] = ()  # whether each layer has rotary positions; empty is all
     norm: str = "rms"  # or "layer", which takes the mean off, too
     norm_offset: float = 0.0  # Gemma stores its norms' weights less 1
     embedding_scale: float = 1.0
@@ -125,7 +125,7 @@ class DecoderConfig:
         return kv_slots(range(self.layers), self.kv_heads, self.head_dim)
 
     @property
-    def turning(self) -> int:
+    def rotary_dim(self) -> int:
         return self.n_rot or self.head_dim
 
     def window(self, layer: int) -> int | None:
@@ -150,9 +150,9 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
     heads, layers, hidden = (whole(found, k) for k in ("num_attention_heads", "num_hidden_layers", "hidden_size"))
     head_dim = whole(found, "head_dim", hidden // heads)
     gemma = family.startswith("gemma")
-    turning = mapping(found, "rope_parameters")
-    turning = turning if turning.get("partial_rotary_factor") else found
-    n_rot = int(head_dim * min(real(turning, "partial_rotary_factor", 1.0), 1.0)) // 2 * 2
+    rotary = mapping(found, "rope_parameters")
+    rotary = rotary if rotary.get("partial_rotary_factor") else found
+    n_rot = int(head_dim * min(real(rotary, "partial_rotary_factor", 1.0), 1.0)) // 2 * 2
     full, local = _ropes(found, n_rot)
     every = of_layers(found, "no_rope_layers", layers)
     scalar = optional_real(found, "query_pre_attn_scalar")
@@ -165,7 +165,7 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
         head_dim, whole(found, "intermediate_size"), whole(found, "max_position_embeddings", 2048),
         eps=real(found, eps, 1e-6), activation=activation_kind(act),
         n_rot=n_rot, rope=full, local_rope=local, windows=_windows(family, found, layers),
-        turns=tuple(bool(t) for t in every) if every else (),
+        rope_layers=tuple(bool(t) for t in every) if every else (),
         norm_offset=1.0 if gemma else 0.0, embedding_scale=math.sqrt(hidden) if gemma else 1.0,
         score_scale=scalar**-0.5 if scalar and family != "gemma" else None,
         score_cap=optional_real(found, "attn_logit_softcapping"),
@@ -305,7 +305,7 @@ def from_gguf(
         eps=number("attention.layer_norm_rms_epsilon", 1e-5), activation="gelu_tanh" if gemma else "silu",
         n_rot=n_rot, rope=RopeConfig(theta, scaling, divisors=divisors),
         local_rope=RopeConfig(10000.0) if family == "gemma3" else None,
-        interleaved=(turned := family in ("llama", "mistral", "smollm3")), is_permuted=turned,
+        interleaved=(neighbours := family in ("llama", "mistral", "smollm3")), is_permuted=neighbours,
         windows=sees, embedding_scale=math.sqrt(hidden) if gemma else 1.0,
         score_cap=50.0 if family == "gemma2" else None, logit_cap=30.0 if family == "gemma2" else None,
         has_outer_norms=family in ("gemma2", "gemma3"), is_tied="output.weight" not in tensors,

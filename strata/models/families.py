@@ -10,14 +10,14 @@ from typing import Any
 from strata.errors import FileError, MissingFileError, OptionError
 from strata.io import GgufTensor, load_gguf
 from strata.models import decoder_config
-from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, turned_rows
+from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, permuted_rows
 from strata.models.base import Folder
 from strata.models.bert import NAMES, BertConfig
 from strata.models.cached import DECODERS, CachedGraph, Layout
 from strata.models.deberta import DebertaConfig
 from strata.models.decoders import MODULES, decoder_family
-from strata.models.decoders.residency import expert_stores, no_experts
-from strata.models.decoders.stacks import ExpertStack, stacked
+from strata.models.decoders.expert_weights import ExpertStack, stacked
+from strata.models.decoders.resident_experts import expert_stores, no_experts
 from strata.models.embed import Encoder
 from strata.models.generate import Decoder
 from strata.models.llama import LlamaGraph, gguf_names
@@ -89,7 +89,7 @@ def load_gguf_model(
         config = decoder_config.from_gguf(file.metadata, file)
         weights = gguf_names(file.tensors, config)
     if adapter is not None and config.is_permuted:
-        adapter = turned_rows(adapter, {"q_proj": config.heads, "k_proj": config.kv_heads})
+        adapter = permuted_rows(adapter, {"q_proj": config.heads, "k_proj": config.kv_heads})
     return _decoder(
         config, graph, weights, lambda: gguf_tokenizer(file.metadata), device, context, adapter, merge, experts
     )

@@ -15,21 +15,21 @@ from strata.arguments import own_checks
 from strata.backends import backend_for
 from strata.errors import OptionError, UnknownNameError
 from strata.mir import near
-from strata.models.adapters import AdapterSet, load_adapter, turned_rows
+from strata.models.adapters import AdapterSet, load_adapter, permuted_rows
 from strata.models.base import Model, compile_bound, compile_built
 from strata.models.cached import PAGE, Layout, Slot
 from strata.models.chat import answer
+from strata.models.detokenize import streamed_text
+from strata.models.generating.continuations import best_beam, samples
 from strata.models.generating.contrastive import contrastive_tokens
 from strata.models.generating.experts import ExpertStores
 from strata.models.generating.prompt_cache import load_prompt, save_prompt
 from strata.models.generating.prompts import PromptTokens, SeenImages, images_of
 from strata.models.generating.stages import StagedGraph
-from strata.models.generating.together import best_beam, samples
 from strata.models.grammar import Grammar
 from strata.models.paged import PagedCache
 from strata.models.sampling import Sampler
 from strata.models.speculative import drafted_tokens
-from strata.models.speech import said
 from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.weights import Weights
 from strata.runtime import CompiledGraph
@@ -127,7 +127,7 @@ class Decoder(TextModel, Model):
         found = {name: load_adapter(folder) for name, folder in adapters.items()}
         if getattr(self.config, "is_permuted", False):
             heads = {"q_proj": self.config.heads, "k_proj": self.config.kv_heads}
-            found = {name: turned_rows(adapter, heads) for name, adapter in found.items()}
+            found = {name: permuted_rows(adapter, heads) for name, adapter in found.items()}
         made = Decoder(
             self.config, self._build, lambda: self.tokenizer, device=self.device, context=self.context,
             experts=self.experts,
@@ -361,7 +361,7 @@ class Decoder(TextModel, Model):
             for kept, token in zip(tokens, row, strict=True):
                 if token is not None:
                     kept.append(token)
-        return ["".join(said(ids, self.tokenizer, stop)) for ids in tokens]
+        return ["".join(streamed_text(ids, self.tokenizer, stop)) for ids in tokens]
 
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
@@ -408,12 +408,12 @@ class Decoder(TextModel, Model):
             if n < 1 or not ids:
                 raise OptionError(f"generate: {n} samples of a prompt of {len(ids)} tokens are none", code="O236")
             rows = samples(self, ids, n, max_tokens, sampler, ends)
-            return ["".join(said(row, self.tokenizer, stop, special=show_special)) for row in rows]
+            return ["".join(streamed_text(row, self.tokenizer, stop, special=show_special)) for row in rows]
         if beams != 1:
             if sampler.temperature > 0 or not ids:
                 raise OptionError("generate: a beam search draws no tokens; give a temperature or beams", code="O236")
             found = best_beam(self, ids, beams, max_tokens, ends=ends, length_penalty=length_penalty)
-            return "".join(said(found, self.tokenizer, stop, special=show_special))
+            return "".join(streamed_text(found, self.tokenizer, stop, special=show_special))
         if penalty_alpha is not None:
             chosen = contrastive_tokens(self, ids, max_tokens, sampler, penalty_alpha, ends)
         elif draft is not None:
@@ -421,7 +421,7 @@ class Decoder(TextModel, Model):
         else:
             state = self._begun(read, max_tokens) if prompt_cache is None else self._remembered(prompt_cache, ids)
             chosen = self.tokens(ids, max_tokens, sampler, ends, state, grammar, context_shift=context_shift)
-        pieces = said(chosen, self.tokenizer, stop, special=show_special)
+        pieces = streamed_text(chosen, self.tokenizer, stop, special=show_special)
         return pieces if stream else "".join(pieces)
 
     def _begun(self, read: PromptTokens, max_tokens: int) -> DecodeState:

@@ -8,7 +8,7 @@ from typing import Any
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.cached import DECODERS, CachedGraph, CacheSizes, DecoderFamily, Layout, Slot, kv_slots
-from strata.models.numbers import real, text, whole
+from strata.models.config_values import real, text, whole
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
 

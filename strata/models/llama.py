@@ -63,9 +63,9 @@ class LlamaGraph(CachedGraph):
 
     def _rope_tables(self, name: str, rope: Any, length: int) -> tuple[Value, Value]:
         """The rows of the new tokens."""
-        turning = self.config.turning
+        rotary_dim = self.config.rotary_dim
         rows = []
-        for part, table in zip(("cos", "sin"), rope.tables(length, self.config.head_dim, turning), strict=True):
+        for part, table in zip(("cos", "sin"), rope.tables(length, self.config.head_dim, rotary_dim), strict=True):
             self.bound[f"{name}.{part}"] = table
             whole = self.graph.param(f"{name}.{part}", table.shape, f32)
             rows.append(ops.take(whole, self.positions, axis=0))
@@ -88,12 +88,12 @@ class LlamaGraph(CachedGraph):
         split = ops.reshape(x, (self.batch, self.count, heads, size))
         return ops.reshape(self.norm(split, name, size), x.shape)
 
-    def turned(self, x: Value, layer: int) -> Value:
+    def rotated(self, x: Value, layer: int) -> Value:
         c = self.config
-        if c.turns and not c.turns[layer]:
+        if c.rope_layers and not c.rope_layers[layer]:
             return x
         cos, sin = self.tables[c.window(layer) is not None]
-        return ops.rope(x, cos, sin, head_dim=c.head_dim, n_rot=c.turning, interleaved=c.interleaved, layout="bsd")
+        return ops.rope(x, cos, sin, head_dim=c.head_dim, n_rot=c.rotary_dim, interleaved=c.interleaved, layout="bsd")
 
     def projected(self, x: Value, layer: int) -> list[Value]:
         """Queries, keys and values."""
@@ -107,8 +107,8 @@ class LlamaGraph(CachedGraph):
     def attention(self, x: Value, layer: int) -> Value:
         c, at = self.config, f"layers.{layer}.self_attn."
         q, k, v = self.projected(x, layer)
-        q = self.turned(self.heads_norm(q, f"{at}q_norm", c.heads), layer)
-        k = self.turned(self.heads_norm(k, f"{at}k_norm", c.kv_heads), layer)
+        q = self.rotated(self.heads_norm(q, f"{at}q_norm", c.heads), layer)
+        k = self.rotated(self.heads_norm(k, f"{at}k_norm", c.kv_heads), layer)
         window = c.window(layer)
         mixed = self.attend(
             layer, q, k, v, window=None if window is None else window - 1, scale=c.score_scale, softcap=c.score_cap

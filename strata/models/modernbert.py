@@ -8,8 +8,8 @@ from typing import Any
 from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
+from strata.models.config_values import mapping, of_layers, real, text, whole
 from strata.models.decoder_config import RopeConfig
-from strata.models.numbers import mapping, of_layers, real, text, whole
 from strata.models.weights import WeightBuilder, Weights, check_layers, check_shapes, ops, without_prefix
 
 LONGEST = 1 << 16  # tokens that positions are made for: no weights say how many there are

@@ -53,8 +53,8 @@ def gguf_name(name: str, has_outer_norms: bool) -> str:
     raise FileError(f"quantize: {name!r} has no name in a GGUF file", code="F158")
 
 
-def turned(array: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys with the pairs that turn side by side."""
+def with_pairs_adjacent(array: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of queries or keys with the rotary pairs side by side."""
     return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
@@ -63,7 +63,7 @@ def arranged(model: Any, name: str, array: np.ndarray) -> np.ndarray:
     config = model.config
     part = name.rpartition(".")[0].rpartition(".")[2]
     if architecture(model) in PAIRED and not config.is_permuted and part in ("q_proj", "k_proj"):
-        return turned(array, config.heads if part == "q_proj" else config.kv_heads)
+        return with_pairs_adjacent(array, config.heads if part == "q_proj" else config.kv_heads)
     if config.norm_offset and "norm" in part:
         return (array.astype(np.float32) + np.float32(config.norm_offset)).astype(np.float32)
     return array
@@ -76,7 +76,7 @@ def model_keys(model: Any) -> dict[str, Any]:
         "block_count": c.layers, "context_length": c.positions, "embedding_length": c.hidden,
         "feed_forward_length": c.inner, "attention.head_count": c.heads, "attention.head_count_kv": c.kv_heads,
         "attention.layer_norm_rms_epsilon": np.float32(c.eps), "rope.freq_base": np.float32(c.rope.theta),
-        "rope.dimension_count": c.turning, "vocab_size": c.vocab,
+        "rope.dimension_count": c.rotary_dim, "vocab_size": c.vocab,
     }  # fmt: skip
     if c.head_dim != c.hidden // c.heads or family in ("gemma", "gemma2", "gemma3"):
         keys |= {"attention.key_length": c.head_dim, "attention.value_length": c.head_dim}
@@ -99,8 +99,8 @@ def rope_divisors(model: Any) -> np.ndarray | None:
     rope = model.config.rope
     if rope.long_factors or rope.scaling is None or rope.scaling.kind != "llama3":
         return None
-    plain = rope_frequencies(model.config.turning, rope.theta)
-    rates, _ = rope.scaling.frequencies(model.config.turning, rope.theta, model.config.positions)
+    plain = rope_frequencies(model.config.rotary_dim, rope.theta)
+    rates, _ = rope.scaling.frequencies(model.config.rotary_dim, rope.theta, model.config.positions)
     found: np.ndarray = (plain / rates).astype(np.float32)
     return found
 

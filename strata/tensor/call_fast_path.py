@@ -98,7 +98,7 @@ class Repeat:
         if handles is None or None in handles or [h.type for h in handles] != self._kinds:
             return None
         if HOMES:
-            return self._at_home(handles)
+            return self._on_device(handles)
         arrays = []
         for handle in handles:
             array = handle._array
@@ -122,7 +122,7 @@ class Repeat:
             handles.append(handle)
         return arrays, handles
 
-    def _at_home(self, handles: list[Handle]) -> tuple[list[Any], list[Any]] | None:
+    def _on_device(self, handles: list[Handle]) -> tuple[list[Any], list[Any]] | None:
         """The same where there are devices with memory of their own: all arrays are in that of the variant."""
         home = self.variant.home
         arrays = []

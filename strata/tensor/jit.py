@@ -36,9 +36,9 @@ from strata.runtime import CompiledGraph, Profile
 from strata.tensor.call_fast_path import FIXED, Repeat, UnlikeError
 from strata.tensor.creation import asarray
 from strata.tensor.data import Handle, LooseHandle
-from strata.tensor.general import General
 from strata.tensor.placement import HOST, default_home, device_of, handle_device, home_of, tracing, two_devices
 from strata.tensor.realize import realize_values
+from strata.tensor.shape_generic import General
 from strata.tensor.structure_key import is_traced
 from strata.tensor.tensor import Tensor, realize_tensors
 from strata.tensor.variant import JitExplanation, Variant

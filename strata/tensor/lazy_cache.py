@@ -21,9 +21,9 @@ from strata.errors import SymbolError
 from strata.mir import Value
 from strata.runtime import CompiledGraph, Session, compile_price, run_price
 from strata.tensor.data import LooseHandle
-from strata.tensor.general import NEEDS_NUMBERS, General, generalize
 from strata.tensor.interpret import Interpreter
 from strata.tensor.placement import common_home, default_home
+from strata.tensor.shape_generic import NEEDS_NUMBERS, General, generalize
 from strata.tensor.storage import slices
 from strata.tensor.structure_key import Outline, outline
 
@@ -100,7 +100,7 @@ def run_values(roots: Sequence[Value], home: DeviceHome | None = None) -> tuple[
     else:
         COUNTS.hits += 1
     if home is not None:
-        return _run_at_home(program, plan, roots, settings)
+        return _run_on_device(program, plan, roots, settings)
     if program.interpreter is None:
         return _run_symbolic(program, plan, roots, settings)
     arrays = [h.array for h in plan.leaves]
@@ -122,7 +122,7 @@ def _kept(key: Any, plan: Outline, roots: Sequence[Value], settings: Config) -> 
     return program
 
 
-def _run_at_home(
+def _run_on_device(
     program: LazyProgram, plan: Outline, roots: Sequence[Value], settings: Config
 ) -> tuple[list[Any], dict[str, int]]:
     """The same where arrays are in the memory of a device: results stay there."""

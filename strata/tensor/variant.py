@@ -15,7 +15,7 @@ from strata.errors import TraceError
 from strata.mir import Graph, leaf_name
 from strata.runtime import CompiledGraph, Session
 from strata.tensor.data import Handle
-from strata.tensor.general import LARGEST, NEEDS_NUMBERS, SMALL, General, generalize
+from strata.tensor.shape_generic import LARGEST, NEEDS_NUMBERS, SMALL, General, generalize
 from strata.tensor.structure_key import outline_of
 from strata.tensor.tensor import Tensor, fresh_tensors
 
@@ -56,7 +56,7 @@ class Variant:
         compiled = self.compiled
         assert compiled is not None
         if self.home is not None:
-            return self._run_at_home(compiled, arrays, handles)
+            return self._run_on_device(compiled, arrays, handles)
         if not self.donated:
             return self._finished(compiled.run_ready(arrays))
         try:
@@ -65,7 +65,7 @@ class Variant:
             self._release(handles)
         return self._finished(made)
 
-    def _run_at_home(self, compiled: CompiledGraph, arrays: Sequence[Any], handles: Sequence[Handle]) -> Any:
+    def _run_on_device(self, compiled: CompiledGraph, arrays: Sequence[Any], handles: Sequence[Handle]) -> Any:
         if not self.donated:
             entered = compiled._enter(arrays)
             return self._finished(compiled.run_ready(list(arrays), resident=True) if entered is None else entered)

@@ -12,7 +12,7 @@ from strata.backends.stablehlo import (  # noqa: F401 - they fill the table
     linalg,
     movement,
     ordering,
-    reducing,
+    reductions,
     spectral,
     windows,
 )

@@ -12,8 +12,8 @@ import numpy as np
 from strata.backends.base import Arrays, Backend, Capabilities, Executable, ProcessorShare, ThreadSpread
 from strata.backends.resident import DeviceArray
 from strata.backends.stablehlo.adapter import Client, DevicePlace, client, listening
+from strata.backends.stablehlo.device_memory import XlaHome
 from strata.backends.stablehlo.emit import Text, is_native, write_module
-from strata.backends.stablehlo.home import XlaHome
 from strata.core import Table, TensorType
 from strata.errors import DeviceError, MemoryLimitError, OptionError
 from strata.lir import Lir, PlanStage, Step, stages_of

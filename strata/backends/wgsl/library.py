@@ -10,7 +10,7 @@ import re
 from functools import cache
 
 from strata.backends.wgsl.elementary import ELEMENTARY
-from strata.backends.wgsl.wide import WIDE
+from strata.backends.wgsl.int64 import WIDE
 
 _FLOATS = """
 fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }

@@ -7,10 +7,10 @@ from typing import assert_never
 
 from strata.backends.wgsl.body import ELEMENTS, WgslBody
 from strata.backends.wgsl.library import needed
+from strata.backends.wgsl.packed_words import WORD, Words, find_words
 from strata.backends.wgsl.schedule import Points, Schedule, WgslRows, choose
 from strata.backends.wgsl.tiles import DEPTH, SIDE, TileProduct, WgslTiles, find_product, runs_along
 from strata.backends.wgsl.values import TYPES, kind_of, literal, scalar
-from strata.backends.wgsl.words import WORD, Words, find_words
 from strata.core import Dim
 from strata.kernel import (
     Axis,

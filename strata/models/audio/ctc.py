@@ -16,7 +16,7 @@ from strata.mir import Value
 from strata.models.audio.sound import RATES, as_samples
 from strata.models.audio.transcribe import Segment, Transcript
 from strata.models.base import Model, compile_built
-from strata.models.numbers import whole
+from strata.models.config_values import whole
 from strata.models.weights import WeightBuilder, read_json
 from strata.runtime import CompiledGraph
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from strata.errors import FileError
 from strata.models.audio.sound import RATES
-from strata.models.numbers import whole
+from strata.models.config_values import whole
 from strata.models.weights import read_json
 
 LONGEST = 1 << 16  # samples of a window

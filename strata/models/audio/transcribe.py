@@ -14,7 +14,7 @@ from strata.errors import OptionError, ShapeError, UnknownNameError
 from strata.models.audio.languages import LANGUAGES
 from strata.models.audio.mel import MelSettings
 from strata.models.audio.sound import as_samples
-from strata.models.numbers import mapping, whole
+from strata.models.config_values import mapping, whole
 from strata.models.sampling import Sampler
 from strata.models.seq2seq.engine import Decoder, Encoder, EncoderDecoder
 from strata.models.seq2seq.graphs import CrossSizes

@@ -13,7 +13,7 @@ from strata.mir import Value
 from strata.models.audio.ctc import CtcSettings, CtcSpeech
 from strata.models.base import Folder
 from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, activated, activation_of
-from strata.models.numbers import real, whole
+from strata.models.config_values import real, whole
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 NAMES = LayerNames(

@@ -8,7 +8,7 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.numbers import text, whole
+from strata.models.config_values import text, whole
 from strata.models.weights import WeightBuilder, ops
 
 ACTIVATIONS = {

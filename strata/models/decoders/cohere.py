@@ -1,4 +1,4 @@
-"""Cohere's Command R and R7B: attention and feed-forward side by side behind one layer norm, neighbours turn."""
+"""Cohere's Command R and R7B: attention and feed-forward side by side behind one norm, rotary pairs of neighbours."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.config_values import real
 from strata.models.decoder_config import DecoderConfig, listed_json, with_defaults
 from strata.models.llama import LlamaGraph, plain_names
-from strata.models.numbers import real
 from strata.models.weights import ops
 
 
@@ -24,7 +24,7 @@ def cohere_config(found: dict[str, Any]) -> CohereConfig:
     """From config.json. In the second generation only layers with a window have rotary positions."""
     made = listed_json(with_defaults(found, layer_norm_eps=1e-5, tie_word_embeddings=True))
     near = tuple(made.window(i) is not None for i in range(made.layers)) if found.get("model_type") == "cohere2" else ()
-    own = dict(norm="layer", interleaved=True, turns=near, logit_scale=real(found, "logit_scale", 0.0625))
+    own = dict(norm="layer", interleaved=True, rope_layers=near, logit_scale=real(found, "logit_scale", 0.0625))
     return CohereConfig(**{**vars(made), **own})
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily, Slot
+from strata.models.config_values import mapping, optional_real, real, whole
 from strata.models.decoder_config import listed_json, with_defaults, yarn_scale
 from strata.models.decoders.moe import MoeConfig, MoeGraph, moe_fields, stacked
-from strata.models.numbers import mapping, optional_real, real, whole
 from strata.models.weights import Weights, check_layers, check_shapes, ops
 
 
@@ -24,8 +24,8 @@ class DeepseekConfig(MoeConfig):
 
     query_rank: int = 0  # 0: queries have one matrix
     rank: int = 1  # of the latent vectors
-    plain: int = 1  # features of a head that do not turn
-    turned: int = 2
+    plain: int = 1  # features of a head that are not rotated
+    rotated: int = 2
     value_dim: int = 1
 
     @property
@@ -33,8 +33,8 @@ class DeepseekConfig(MoeConfig):
         return tuple(Slot(f"keys{i}", (self.head_dim,)) for i in range(self.layers))
 
     @property
-    def turning(self) -> int:
-        return self.turned
+    def rotary_dim(self) -> int:
+        return self.rotated
 
     def check(self, weights: Weights) -> None:
         check_layers(self.family, self.layers, weights, "layers.{}.")
@@ -58,8 +58,8 @@ def deepseek_config(found: dict[str, Any]) -> DeepseekConfig:
     """From config.json of V2 or V3."""
     third = found.get("model_type") != "deepseek_v2"
     found = with_defaults(found, rms_norm_eps=1e-6, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
-    rank, plain, turned = (whole(found, k) for k in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"))
-    made = listed_json({**found, "head_dim": turned, "num_key_value_heads": 1})
+    rank, plain, rotated = (whole(found, k) for k in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"))
+    made = listed_json({**found, "head_dim": rotated, "num_key_value_heads": 1})
     dense = whole(found, "first_k_dense_replace", 3 if third else 0, least=0)
     is_grouped = third or found.get("topk_method") == "group_limited_greedy"
     fields = moe_fields(
@@ -71,9 +71,9 @@ def deepseek_config(found: dict[str, Any]) -> DeepseekConfig:
         chosen_groups=whole(found, "topk_group", 1) if is_grouped else 1,
     )  # fmt: skip
     own = dict(
-        head_dim=rank + turned, n_rot=turned, rank=rank, plain=plain, turned=turned, interleaved=not third
+        head_dim=rank + rotated, n_rot=rotated, rank=rank, plain=plain, rotated=rotated, interleaved=not third
         or bool(found.get("rope_interleave", True)), value_dim=whole(found, "v_head_dim"),
-        query_rank=whole(found, "q_lora_rank", 0), score_scale=score_scale(found, plain + turned),
+        query_rank=whole(found, "q_lora_rank", 0), score_scale=score_scale(found, plain + rotated),
     )  # fmt: skip
     return DeepseekConfig(**{**vars(made), **fields, **own})
 
@@ -84,14 +84,16 @@ class DeepseekGraph(MoeGraph):
     config: DeepseekConfig
     shared = "shared_experts"
 
-    def turn(self, x: Value) -> Value:
+    def rotate(self, x: Value) -> Value:
         c, (cos, sin) = self.config, self.tables[False]
-        found: Value = ops.rope(x, cos, sin, head_dim=c.turned, n_rot=c.turned, interleaved=c.interleaved, layout="bsd")
+        found: Value = ops.rope(
+            x, cos, sin, head_dim=c.rotated, n_rot=c.rotated, interleaved=c.interleaved, layout="bsd"
+        )
         return found
 
     def queries(self, x: Value, at: str) -> Value:
         c = self.config
-        wide = c.heads * (c.plain + c.turned)
+        wide = c.heads * (c.plain + c.rotated)
         if not c.query_rank:
             return self.linear(x, f"{at}q_proj", wide, c.hidden)
         low = self.linear(x, f"{at}q_a_proj", c.query_rank, c.hidden)
@@ -100,17 +102,17 @@ class DeepseekGraph(MoeGraph):
     def attention(self, x: Value, layer: int) -> Value:
         c, at = self.config, f"layers.{layer}.self_attn."
         rows = self.batch * self.count
-        q = ops.reshape(self.queries(x, at), (rows, c.heads, c.plain + c.turned))
+        q = ops.reshape(self.queries(x, at), (rows, c.heads, c.plain + c.rotated))
         both = self.param(f"{at}kv_b_proj.weight", (c.heads * (c.plain + c.value_dim), c.rank))
         expand = ops.reshape(both, (c.heads, c.plain + c.value_dim, c.rank))
         to_latent, from_latent = ops.narrow(expand, 1, 0, c.plain), ops.narrow(expand, 1, c.plain, c.value_dim)
         still = ops.matmul(ops.transpose(ops.narrow(q, 2, 0, c.plain), (1, 0, 2)), to_latent)  # [heads, rows, rank]
-        turned = ops.reshape(ops.narrow(q, 2, c.plain, c.turned), (self.batch, self.count, c.heads * c.turned))
-        turned = ops.reshape(self.turn(turned), (rows, c.heads, c.turned))
-        asked = ops.concat([ops.transpose(still, (1, 0, 2)), turned], -1)
+        rotated = ops.reshape(ops.narrow(q, 2, c.plain, c.rotated), (self.batch, self.count, c.heads * c.rotated))
+        rotated = ops.reshape(self.rotate(rotated), (rows, c.heads, c.rotated))
+        asked = ops.concat([ops.transpose(still, (1, 0, 2)), rotated], -1)
         pair = self.linear(x, f"{at}kv_a_proj_with_mqa", c.head_dim, c.hidden)
         latent = self.norm(ops.narrow(pair, -1, 0, c.rank), f"{at}kv_a_layernorm", c.rank)
-        keys = ops.concat([latent, self.turn(ops.narrow(pair, -1, c.rank, c.turned))], -1)
+        keys = ops.concat([latent, self.rotate(ops.narrow(pair, -1, c.rank, c.rotated))], -1)
         asked = ops.reshape(asked, (self.batch, self.count, c.heads * c.head_dim))
         mixed = ops.reshape(self.attend(layer, asked, keys, keys, scale=c.score_scale), (rows, c.heads, c.head_dim))
         mixed = ops.transpose(ops.narrow(mixed, 2, 0, c.rank), (1, 2, 0))  # [heads, rank, rows]

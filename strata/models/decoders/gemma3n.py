@@ -10,9 +10,9 @@ from typing import Any
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily, Slot, kv_slots
+from strata.models.config_values import layer_count, mapping, of_layers, whole
 from strata.models.decoder_config import DecoderConfig, from_json, with_defaults
 from strata.models.llama import LlamaGraph, plain_names
-from strata.models.numbers import layer_count, mapping, of_layers, whole
 from strata.models.weights import ops
 
 
@@ -75,13 +75,13 @@ class Gemma3nGraph(LlamaGraph):
     def attention(self, x: Value, layer: int) -> Value:
         c, at, source = self.config, f"layers.{layer}.self_attn.", self.config.source(layer)
         wide, narrow, window = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.window(layer)
-        q = self.turned(self.heads_norm(self.linear(x, f"{at}q_proj", wide, c.hidden), f"{at}q_norm", c.heads), layer)
+        q = self.rotated(self.heads_norm(self.linear(x, f"{at}q_proj", wide, c.hidden), f"{at}q_norm", c.heads), layer)
         fields: dict[str, Any] = dict(window=None if window is None else window - 1, scale=c.score_scale)
         if source != layer:
             mixed = self.attend_to(source, q, **fields)
         else:
             k, v = self.linears(x, [f"{at}k_proj", f"{at}v_proj"], (narrow, narrow), c.hidden)
-            k = self.turned(self.heads_norm(k, f"{at}k_norm", c.kv_heads), layer)
+            k = self.rotated(self.heads_norm(k, f"{at}k_norm", c.kv_heads), layer)
             heads = ops.reshape(v, (self.batch, self.count, c.kv_heads, c.head_dim))
             mixed = self.attend(layer, q, k, ops.reshape(ops.rms_norm(heads, eps=c.eps), v.shape), **fields)
         return self.linear(mixed, f"{at}o_proj", c.hidden, wide)

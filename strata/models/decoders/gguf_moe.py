@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from strata.io import GgufTensor
+from strata.models.config_values import optional_real, whole
 from strata.models.decoder_config import DecoderConfig, from_gguf
 from strata.models.decoders.mixtral import OlmoeConfig, OlmoeGraph
 from strata.models.decoders.moe import MoeConfig, MoeGraph, Named
 from strata.models.llama import gguf_names
-from strata.models.numbers import optional_real, whole
 
 RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False}
 NAMES = {

@@ -1,4 +1,4 @@
-"""GLM-4 and ERNIE 4.5: Llama where neighbouring features turn; GLM-4-0414 has norms behind its blocks, too."""
+"""GLM-4 and ERNIE 4.5: Llama where neighbouring features are rotated; GLM-4-0414 has norms behind its blocks, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strata.models.llama import LlamaGraph, plain_names
 
 
 def glm_config(found: dict[str, Any]) -> DecoderConfig:
-    """From config.json. Half of a head's features turn."""
+    """From config.json. Half of a head's features are rotated."""
     made = from_json(with_defaults(found, partial_rotary_factor=0.5, rms_norm_eps=1.5625e-7))
     return replace(made, interleaved=True)
 

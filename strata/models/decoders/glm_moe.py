@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.config_values import real, whole
 from strata.models.decoder_config import listed_json, with_defaults
 from strata.models.decoders.moe import MoeConfig, MoeGraph, Named, moe_fields, stacked
-from strata.models.numbers import real, whole
 from strata.models.weights import Weights, np
 
 BIAS = "mlp.gate.e_score_correction_bias"

@@ -7,9 +7,9 @@ from typing import Any
 
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.config_values import real
 from strata.models.decoder_config import DecoderConfig, from_json
 from strata.models.llama import LlamaGraph, plain_names
-from strata.models.numbers import real
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily, Slot, kv_slots
+from strata.models.config_values import of_layers, real, whole, wholes
 from strata.models.decoder_config import listed_json, with_defaults
 from strata.models.decoders.mixtral import GRANITE_NAMES, GraniteMoeConfig, GraniteMoeGraph, granite_moe_config
 from strata.models.decoders.moe import MoeConfig, MoeGraph, moe_fields, stacked
 from strata.models.decoders.recurrent import RecurrentGraph, step_limits
-from strata.models.numbers import of_layers, real, whole, wholes
 from strata.models.weights import Weights, check_layers, check_shapes, ops
 
 NAMES = {"feed_forward.": "mlp.", "pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}
@@ -79,7 +79,7 @@ def jamba_config(found: dict[str, Any]) -> HybridConfig:
     kernel, rank = whole(found, "mamba_d_conv", 4, least=2), found.get("mamba_dt_rank", "auto")
     count = whole(found, "num_experts", 16)
     fields = moe_fields(
-        found, made.layers, inner="intermediate_size", renormalize=False, turns=(False,) * made.layers,
+        found, made.layers, inner="intermediate_size", renormalize=False, rope_layers=(False,) * made.layers,
         sparse=tuple(count > 1 and i % every == first for i in range(made.layers)),
         attends=tuple(i % period == offset for i in range(made.layers)), mixed=inner, state=state, kernel=kernel,
         rank=-(-made.hidden // 16) if rank == "auto" else whole(found, "mamba_dt_rank"),
@@ -104,7 +104,7 @@ def granite_hybrid_config(found: dict[str, Any]) -> GraniteHybridConfig:
     kinds = of_layers(found, "layer_types", made.layers) or ["mamba"] * made.layers
     own = dict(
         attends=tuple(k in ("attention", "full_attention") for k in kinds), sparse=(bool(count),) * made.layers,
-        turns=() if found.get("position_embedding_type") == "rope" else (False,) * made.layers,
+        rope_layers=() if found.get("position_embedding_type") == "rope" else (False,) * made.layers,
         **second_mamba(found, made.hidden),
     )  # fmt: skip
     return GraniteHybridConfig(**{**vars(made), **own})

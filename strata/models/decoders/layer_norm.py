@@ -9,9 +9,9 @@ from typing import Any
 from strata.io import GgufTensor
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.config_values import real
 from strata.models.decoder_config import DecoderConfig, from_json, with_defaults
 from strata.models.llama import LlamaGraph, plain_names
-from strata.models.numbers import real
 from strata.models.weights import Weights, np, ops, without_prefix
 
 PHI_NAMES = {

@@ -8,9 +8,9 @@ from typing import Any
 from strata.core import f32, i64
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.config_values import layer_count, mapping, of_layers, real, whole, wholes
 from strata.models.decoder_config import from_json, with_defaults
 from strata.models.decoders.moe import MoeConfig, MoeGraph, moe_fields, stacked
-from strata.models.numbers import layer_count, mapping, of_layers, real, whole, wholes
 from strata.models.weights import ops
 
 
@@ -29,8 +29,8 @@ def llama4_config(found: dict[str, Any]) -> Llama4Config:
     found = {**mapping(found, "text_config"), "model_type": "llama4_text"} if "text_config" in found else found
     layers = layer_count(found)
     every = whole(found, "no_rope_layer_interval", 4)
-    turns = of_layers(found, "no_rope_layers", layers) or [(i + 1) % every != 0 for i in range(layers)]
-    dense = {**found, "intermediate_size": whole(found, "intermediate_size_mlp"), "no_rope_layers": [*turns]}
+    rope_layers = of_layers(found, "no_rope_layers", layers) or [(i + 1) % every != 0 for i in range(layers)]
+    dense = {**found, "intermediate_size": whole(found, "intermediate_size_mlp"), "no_rope_layers": [*rope_layers]}
     made = from_json(with_defaults(dense, rms_norm_eps=1e-5, head_dim=128))
     step, named = whole(found, "interleave_moe_layer_step", 1), wholes(found, "moe_layers")
     chosen = range(step - 1, layers, step) if named is None else named
@@ -50,11 +50,11 @@ class Llama4Graph(MoeGraph):
     config: Llama4Config
     router = "router"
 
-    def turned(self, x: Value, layer: int) -> Value:
+    def rotated(self, x: Value, layer: int) -> Value:
         """Rotary positions, then a norm of each head that has no weights."""
         c = self.config
-        x = super().turned(x, layer)
-        if not (c.turns[layer] and c.has_head_norm):
+        x = super().rotated(x, layer)
+        if not (c.rope_layers[layer] and c.has_head_norm):
             return x
         heads = ops.reshape(x, (self.batch, self.count, x.shape[-1] // c.head_dim, c.head_dim))
         return ops.reshape(ops.rms_norm(heads, eps=c.eps), x.shape)
@@ -64,7 +64,7 @@ class Llama4Graph(MoeGraph):
         softcap: float | None = None,
     ) -> Value:  # fmt: skip
         c, at = self.config, self.positions
-        if not c.turns[layer]:
+        if not c.rope_layers[layer]:
             if c.floor:
                 grown = ops.floor((ops.cast(at, f32) + 1.0) / c.floor)
                 q = q * ops.reshape(ops.log1p(grown) * c.growth + 1.0, (-1, self.count, 1))

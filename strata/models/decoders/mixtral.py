@@ -8,10 +8,10 @@ from typing import Any
 
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.config_values import optional_real, whole, wholes
 from strata.models.decoder_config import listed_json, with_defaults
 from strata.models.decoders.granite import GraniteConfig, GraniteGraph, granite_factors
 from strata.models.decoders.moe import MoeConfig, MoeGraph, moe_fields, stacked
-from strata.models.numbers import optional_real, whole, wholes
 from strata.models.weights import ops
 
 MIXTRAL_NAMES = {"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}

@@ -16,11 +16,11 @@ import numpy as np
 from strata.core import i64, sym
 from strata.errors import FileError
 from strata.mir import Graph, Value
+from strata.models.config_values import whole
 from strata.models.decoder_config import DecoderConfig
-from strata.models.decoders.stacks import ExpertStack
+from strata.models.decoders.expert_weights import ExpertStack
 from strata.models.generating.stages import ExpertCut
 from strata.models.llama import LlamaGraph, plain_names
-from strata.models.numbers import whole
 from strata.models.weights import Weights, ops
 
 Named = dict[str, Any]  # arrays, tensors of GGUF files, stacks of experts

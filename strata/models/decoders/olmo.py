@@ -7,9 +7,9 @@ from typing import Any
 
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.config_values import optional_real
 from strata.models.decoder_config import DecoderConfig, from_json, listed_json, with_defaults
 from strata.models.llama import LlamaGraph, plain_names
-from strata.models.numbers import optional_real
 from strata.models.weights import ops
 
 
@@ -29,7 +29,7 @@ def exaone_config(found: dict[str, Any]) -> DecoderConfig:
     """Where some layers have windows, only those have rotary positions."""
     made = listed_json(with_defaults(found, rms_norm_eps=1e-5))
     near = [made.window(i) is not None for i in range(made.layers)]
-    return replace(made, turns=tuple(near) if made.windows else ())
+    return replace(made, rope_layers=tuple(near) if made.windows else ())
 
 
 class OlmoGraph(LlamaGraph):

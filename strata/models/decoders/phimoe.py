@@ -10,10 +10,10 @@ import numpy as np
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.config_values import mapping, real
 from strata.models.decoder_config import listed_json, with_defaults
 from strata.models.decoders.mixtral import MIXTRAL_NAMES
 from strata.models.decoders.moe import MoeConfig, MoeGraph, moe_fields, stacked
-from strata.models.numbers import mapping, real
 from strata.models.weights import ops
 
 

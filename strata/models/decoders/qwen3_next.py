@@ -8,11 +8,11 @@ from typing import Any
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
+from strata.models.config_values import of_layers, whole
 from strata.models.decoder_config import listed_json, with_defaults
 from strata.models.decoders.hybrid import HybridConfig, HybridGraph
 from strata.models.decoders.mixtral import sparse_layers
 from strata.models.decoders.moe import moe_fields, stacked
-from strata.models.numbers import of_layers, whole
 from strata.models.weights import ops
 
 

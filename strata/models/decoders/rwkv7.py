@@ -12,8 +12,8 @@ from strata.errors import FileError
 from strata.io import GgufTensor
 from strata.mir import Value
 from strata.models.cached import DECODERS, CacheSizes, DecoderFamily, Layout, Slot
+from strata.models.config_values import layer_count, real, text, whole
 from strata.models.decoders.recurrent import ENDLESS, RecurrentGraph
-from strata.models.numbers import layer_count, real, text, whole
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
 MIXED = "rwkvag"  # what is made of a token and the one before it, in the order of checkpoints that pack the shares

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.errors import OptionError
-from strata.models.generating.together import reordered
+from strata.models.generating.continuations import reordered
 from strata.models.sampling import Sampler
 
 if TYPE_CHECKING:

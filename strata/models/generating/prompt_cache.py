@@ -12,7 +12,7 @@ import numpy as np
 
 from strata.errors import FileError
 from strata.io import GgufTensor, load_safetensors, save_safetensors
-from strata.models.decoders.stacks import one_expert
+from strata.models.decoders.expert_weights import one_expert
 
 if TYPE_CHECKING:
     from strata.models.generate import Decoder, DecodeState

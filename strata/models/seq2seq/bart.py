@@ -11,7 +11,7 @@ from strata.mir import Value
 from strata.models.base import Folder
 from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, half_sizes
 from strata.models.cached import CacheSizes
-from strata.models.numbers import whole
+from strata.models.config_values import whole
 from strata.models.seq2seq.graphs import CrossGraph, CrossSizes
 from strata.models.seq2seq.model import TextToText
 from strata.models.seq2seq.rules import folder_rules

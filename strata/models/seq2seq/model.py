@@ -11,11 +11,11 @@ import numpy as np
 
 from strata.arguments import own_checks
 from strata.errors import OptionError
+from strata.models.detokenize import streamed_text
 from strata.models.embed import padded
 from strata.models.sampling import Sampler
 from strata.models.seq2seq.engine import TOKENS, EncoderDecoder
 from strata.models.seq2seq.rules import TokenRules
-from strata.models.speech import said
 
 
 class TextToText(EncoderDecoder):
@@ -85,7 +85,7 @@ class TextToText(EncoderDecoder):
         found = (
             self.generate_ids(rows, max_tokens=max_tokens, beams=beams, sampler=sampler, rules=rules) if rows else []
         )
-        return ["".join(said(tokens, self.tokenizer, stop)) for tokens in found]
+        return ["".join(streamed_text(tokens, self.tokenizer, stop)) for tokens in found]
 
     def generate(
         self, source: str | Sequence[int], *, max_tokens: int | None = None, temperature: float = 0.0, top_k: int = 0,
@@ -105,7 +105,7 @@ class TextToText(EncoderDecoder):
             )  # fmt: skip
             most = (self.rules.max_tokens or TOKENS) if max_tokens is None else max_tokens
             rows = self.tokens(self.sources([self.source_ids(source)]), most, sampler, self.rules)
-            return said((row[0] for row in rows if row[0] is not None), self.tokenizer, stop)
+            return streamed_text((row[0] for row in rows if row[0] is not None), self.tokenizer, stop)
         (text,) = self.generate_many(
             [source], max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, beams=beams, length_penalty=length_penalty, stop=stop,

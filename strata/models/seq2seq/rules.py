@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from strata.errors import FileError
-from strata.models.numbers import real, whole
+from strata.models.config_values import real, whole
 from strata.models.weights import read_json
 
 LogitRule = Callable[[np.ndarray, Sequence[int]], np.ndarray]

@@ -13,7 +13,7 @@ from strata.mir import Value, constant
 from strata.models.base import Folder
 from strata.models.blocks.transformer import activation_of
 from strata.models.cached import CacheSizes
-from strata.models.numbers import real, text, whole
+from strata.models.config_values import real, text, whole
 from strata.models.seq2seq.graphs import CrossGraph, CrossSizes
 from strata.models.seq2seq.model import TextToText
 from strata.models.seq2seq.rules import folder_rules

@@ -11,7 +11,7 @@ from strata.mir import Value
 from strata.models.base import Folder
 from strata.models.blocks.patches import PatchBuilder
 from strata.models.blocks.transformer import LayerNames
-from strata.models.numbers import mapping, whole
+from strata.models.config_values import mapping, whole
 from strata.models.tokenizer import folder_tokenizer
 from strata.models.vision.clip_text import NAMES, TEXT, TextTowerGraph, TowerConfig
 from strata.models.vision.images import ImageSettings

@@ -9,7 +9,7 @@ from typing import Any
 from strata.core import bool_, f32, i32, sym
 from strata.mir import Value
 from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, activation_of, pair
-from strata.models.numbers import real, whole
+from strata.models.config_values import real, whole
 from strata.models.weights import Weights, ops
 
 NAMES = {"norm1": "layer_norm1", "norm2": "layer_norm2", "up": "mlp.fc1", "down": "mlp.fc2"}

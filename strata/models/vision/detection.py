@@ -14,7 +14,7 @@ from strata.core import Dim
 from strata.errors import FileError, OptionError
 from strata.mir import Value
 from strata.models.blocks.transformer import LayerNames, LayerSizes
-from strata.models.numbers import mapping, wholes
+from strata.models.config_values import mapping, wholes
 from strata.models.vision.images import as_image, as_images
 from strata.models.vision.model import ImageModel
 from strata.models.vision.resnet import ResNetGraph

@@ -10,9 +10,9 @@ from strata.core import Dim
 from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.base import Folder
-from strata.models.blocks.places import sine_places
+from strata.models.blocks.positions import sine_places
 from strata.models.blocks.transformer import LayerNames, half_sizes
-from strata.models.numbers import mapping, text, whole
+from strata.models.config_values import mapping, text, whole
 from strata.models.vision.detection import OWN, DetectionModel, DetectorGraph
 from strata.models.vision.images import ImageSettings
 from strata.models.vision.model import labels_of

@@ -13,7 +13,7 @@ import numpy as np
 
 from strata.errors import FileError, OptionError, ShapeError
 from strata.io import decode_image, load_image
-from strata.models.numbers import mapping, real, whole
+from strata.models.config_values import mapping, real, whole
 from strata.models.weights import read_json
 
 LARGEST = 1 << 14  # pixels of an edge that an image is made to have

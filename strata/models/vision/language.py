@@ -23,7 +23,7 @@ from strata.models.weights import ops
 
 
 @dataclass(frozen=True)
-class Look:
+class ImageTokens:
     """An image as the decoder takes it: vectors, the text around and among their tokens, and their grid."""
 
     rows: np.ndarray  # f32[vectors, H]
@@ -31,12 +31,12 @@ class Look:
     grid: tuple[int, int] = (0, 0)
 
 
-class Eye(Protocol):
-    """The part of a model that sees."""
+class ImageEncoder(Protocol):
+    """The part of a model that turns images into vectors of its decoder."""
 
     token: int  # the id of the token that stands for a vector of an image
 
-    def look(self, image: np.ndarray, name: str) -> Look:
+    def encode(self, image: np.ndarray, name: str) -> ImageTokens:
         """What an image u8[H, W, 3] becomes; `name` is that of the image token."""
 
     def rows(self, arrays: Mapping[str, Any]) -> tuple[np.ndarray, list[tuple[int, int]]]:
@@ -51,12 +51,12 @@ class Eye(Protocol):
 
 @dataclass(frozen=True)
 class MropeConfig(DecoderConfig):
-    """A decoder parts of whose heads turn with the time, the row and the column of a token."""
+    """A decoder with rotary positions of time, row and column (mrope), each for a part of the head."""
 
     sections: tuple[int, ...] = ()
 
 
-class SeeingGraph(LlamaGraph):
+class ImageDecoderGraph(LlamaGraph):
     """A decoder some of whose tokens are vectors of images: `image_at` says which row of `image_rows`, 0 is none."""
 
     def embedded(self) -> Value:
@@ -67,15 +67,15 @@ class SeeingGraph(LlamaGraph):
         return ops.where(is_seen, ops.take(rows, at, axis=0), x)
 
 
-class PlacedGraph(SeeingGraph):
-    """A seeing decoder whose tokens have a time, a row and a column, for which parts of a head turn (mrope)."""
+class MropeGraph(ImageDecoderGraph):
+    """A decoder of images and text whose tokens have a time, a row and a column (mrope)."""
 
     config: MropeConfig
 
     def _rope_tables(self, name: str, rope: Any, length: int) -> tuple[Value, Value]:
         places = self.graph.input("places", (self.batch, 3, self.count), i64)
         sections, rows = self.config.sections, []
-        for part, table in zip(("cos", "sin"), rope.tables(length, self.config.head_dim, self.config.turning),
+        for part, table in zip(("cos", "sin"), rope.tables(length, self.config.head_dim, self.config.rotary_dim),
                                strict=True):  # fmt: skip
             self.bound[f"{name}.{part}"] = table
             whole, pieces = self.graph.param(f"{name}.{part}", table.shape, f32), []
@@ -90,18 +90,23 @@ class ImageDecoder(Decoder):
     """A text generator that sees: prompts may have images."""
 
     def __init__(
-        self, config: Any, build: Callable[..., Any], tokenizer: Callable[[], Tokenizer], eye: Eye, **settings: Any
+        self,
+        config: Any,
+        build: Callable[..., Any],
+        tokenizer: Callable[[], Tokenizer],
+        encoder: ImageEncoder,
+        **settings: Any,
     ) -> None:
         super().__init__(config, build, tokenizer, **settings)
-        self.eye = eye
-        self._looks: Table[bytes, Look] = Table("looks")
+        self.image_encoder = encoder
+        self._encoded: Table[bytes, ImageTokens] = Table("image tokens")
 
     sees = True
 
-    def _look(self, image: np.ndarray, name: str) -> Look:
+    def _image_tokens(self, image: np.ndarray, name: str) -> ImageTokens:
         """What an image becomes; the last few are remembered, for chats that go on."""
         key = blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=32).digest()
-        return self._looks.get_or_make(key, lambda: self.eye.look(image, name))
+        return self._encoded.get_or_make(key, lambda: self.image_encoder.encode(image, name))
 
     def adapted(self, adapters: Mapping[str, Any]) -> Decoder:
         """Adapters are for models of texts alone."""
@@ -109,7 +114,7 @@ class ImageDecoder(Decoder):
 
     def check(self) -> None:
         """Refuse weights that are not those of the configuration."""
-        self.eye.check()
+        self.image_encoder.check()
         builder = self._build(self.context, every=False)
         builder.build()
         builder.check()
@@ -127,30 +132,32 @@ class ImageDecoder(Decoder):
             shown += images_of(prompt)  # type: ignore[arg-type]
             prompt = laid_out(prompt)  # type: ignore[arg-type]
         ids = self.prompt_ids(prompt, tools=tools, limit=limit)
-        count = ids.count(self.eye.token)
+        count = ids.count(self.image_encoder.token)
         if count != len(shown):
             raise OptionError(f"generate: the prompt has {count} places for {len(shown)} images", code="O606")
         if not shown:
             return PromptTokens(ids, self._seen(np.asarray(ids, np.int64), np.zeros((0, self.config.hidden)), []))
-        name = self.tokenizer.name_of(self.eye.token)
-        looks = [self._look(as_image(image), name) for image in shown]
+        name = self.tokenizer.name_of(self.image_encoder.token)
+        looks = [self._image_tokens(as_image(image), name) for image in shown]
         whole: list[int] = []
         queue = iter(looks)
         for token in ids:
-            more = next(queue).text if token == self.eye.token else None
+            more = next(queue).text if token == self.image_encoder.token else None
             whole += [token] if more is None else self.tokenizer.encode(more, add_special=False)
         rows = np.concatenate([look.rows for look in looks])
         return PromptTokens(whole, self._seen(np.asarray(whole, np.int64), rows, [look.grid for look in looks]))
 
     def _seen(self, ids: np.ndarray, rows: np.ndarray, grids: Sequence[tuple[int, int]]) -> SeenImages:
-        is_image = ids == self.eye.token
+        is_image = ids == self.image_encoder.token
         if int(is_image.sum()) != len(rows):
             raise OptionError(
                 f"run: {is_image.sum()} image tokens stand for {len(rows)} vectors of images", code="O606"
             )
         at = np.where(is_image, np.cumsum(is_image), 0).astype(np.int32)
         first = np.zeros((1, self.config.hidden), np.float32)  # row 0 is for tokens that are text
-        return SeenImages(np.concatenate([first, rows.astype(np.float32)]), at, self.eye.positions(ids, grids))
+        return SeenImages(
+            np.concatenate([first, rows.astype(np.float32)]), at, self.image_encoder.positions(ids, grids)
+        )
 
     def run(self, **arrays: Any) -> dict[str, np.ndarray]:
         """Logits of every position of one prompt: `input_ids` i32[1, S] and what preprocessing gives for images."""
@@ -163,7 +170,7 @@ class ImageDecoder(Decoder):
 
     def prompt_of(self, ids: np.ndarray, arrays: Mapping[str, Any]) -> PromptTokens:
         """A prompt whose ids and images were prepared already."""
-        rows, grids = self.eye.rows(arrays) if arrays else (np.zeros((0, self.config.hidden)), [])
+        rows, grids = self.image_encoder.rows(arrays) if arrays else (np.zeros((0, self.config.hidden)), [])
         return PromptTokens([int(i) for i in ids], self._seen(np.asarray(ids, np.int64), rows, grids))
 
     def seen_feeds(self, seen: Sequence[SeenImages | None], starts: Sequence[int], count: int) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The vision tower of Qwen2-VL and Qwen2.5-VL: patches of any number, which turn by their rows and columns."""
+"""The vision tower of Qwen2-VL and Qwen2.5-VL: any number of patches, rotary positions of rows and columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strata.core import f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.blocks.transformer import TransformerBuilder, activated, activation_of
-from strata.models.numbers import mapping, real, whole, wholes
+from strata.models.config_values import mapping, real, whole, wholes
 from strata.models.weights import Weights, ops
 
 EPS = 1e-6

@@ -11,12 +11,12 @@ import numpy as np
 
 from strata.errors import FileError, OptionError, ShapeError
 from strata.models.base import Folder, compile_built
+from strata.models.config_values import mapping, whole, wholes
 from strata.models.decoder_config import from_json
-from strata.models.numbers import mapping, whole, wholes
 from strata.models.tokenizer import folder_tokenizer
 from strata.models.vision.clip import OPENAI
 from strata.models.vision.images import ImageSettings, processor_settings, resize
-from strata.models.vision.language import ImageDecoder, Look, MropeConfig, PlacedGraph
+from strata.models.vision.language import ImageDecoder, ImageTokens, MropeConfig, MropeGraph
 from strata.models.vision.qwen_tower import PatchGraph, PatchSizes
 from strata.models.weights import Weights, check_layers, without_prefix
 from strata.runtime import CompiledGraph
@@ -25,8 +25,8 @@ LEAST, MOST = 56 * 56, 28 * 28 * 1280  # pixels of an image, where a folder says
 LONGEST = 200  # times its width that an image may be high
 
 
-class PatchEye:
-    """The eye of Qwen2-VL."""
+class PatchEncoder:
+    """The image encoder of Qwen2-VL."""
 
     def __init__(self, folder: Folder, weights: Weights, sizes: PatchSizes) -> None:
         self.token, self.sizes, self.device = whole(folder.settings, "image_token_id", 151655), sizes, folder.device
@@ -44,7 +44,7 @@ class PatchEye:
         made.build()
         made.check()
 
-    def look(self, image: np.ndarray, name: str) -> Look:
+    def encode(self, image: np.ndarray, name: str) -> ImageTokens:
         s, (height, width) = self.sizes, image.shape[:2]
         high, wide = self.fitted(height, width)
         pixels = self.settings.pixels(resize(image, high, wide, self.settings.resample))
@@ -52,7 +52,7 @@ class PatchEye:
         cut = pixels.reshape(3, high // m, m, p, wide // m, m, p).transpose(1, 4, 2, 5, 0, 3, 6)
         twice = np.repeat(cut[:, :, :, :, :, None], s.times, 5).reshape(high * wide, -1)  # an image stands still
         rows = self.vectors(np.ascontiguousarray(twice), high, wide)
-        return Look(rows, name * len(rows), (high // m, wide // m))
+        return ImageTokens(rows, name * len(rows), (high // m, wide // m))
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
         """The size near this one that patches divide, with no more and no fewer pixels than are allowed."""
@@ -138,6 +138,6 @@ def load(folder: Folder) -> ImageDecoder:
     config.check(weights)
     sizes = PatchSizes.from_json(mapping(found, "vision_config"), config.hidden, is_later=is_later)
 
-    eye = PatchEye(folder, weights, sizes)
-    build, tokenizer = partial(PlacedGraph, config, weights), partial(folder_tokenizer, folder.path)
-    return ImageDecoder(config, build, tokenizer, eye, device=folder.device, context=folder.context)
+    encoder = PatchEncoder(folder, weights, sizes)
+    build, tokenizer = partial(MropeGraph, config, weights), partial(folder_tokenizer, folder.path)
+    return ImageDecoder(config, build, tokenizer, encoder, device=folder.device, context=folder.context)

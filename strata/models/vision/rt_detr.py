@@ -12,9 +12,9 @@ from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.base import Folder
 from strata.models.blocks.convolution import sizes_of
-from strata.models.blocks.places import first_boxes, grid_places, sampled
+from strata.models.blocks.positions import first_boxes, grid_places, sampled
 from strata.models.blocks.transformer import LayerSizes, activated, activation_of
-from strata.models.numbers import mapping, real, whole, wholes
+from strata.models.config_values import mapping, real, whole, wholes
 from strata.models.vision.detection import OWN, DetectionModel, DetectorGraph
 from strata.models.vision.images import ImageSettings
 from strata.models.vision.model import labels_of

@@ -15,12 +15,12 @@ from strata.mir import Value
 from strata.models.base import Folder
 from strata.models.blocks.patches import PatchBuilder
 from strata.models.blocks.transformer import LayerNames
+from strata.models.config_values import mapping, whole
 from strata.models.decoder_config import FAMILIES, from_json
-from strata.models.numbers import mapping, whole
 from strata.models.tokenizer import folder_tokenizer
 from strata.models.vision.clip_text import NAMES, TowerConfig
 from strata.models.vision.images import ImageSettings, in_squares, processor_settings, resize, with_longest
-from strata.models.vision.language import ImageDecoder, Look, SeeingGraph
+from strata.models.vision.language import ImageDecoder, ImageDecoderGraph, ImageTokens
 from strata.models.vision.model import ImageModel
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
@@ -59,8 +59,8 @@ def _places(grid: tuple[int, int], side: int) -> np.ndarray:
     return (parts[0][:, None] * side + parts[1]).reshape(-1).astype(np.int32)
 
 
-class SquareEye:
-    """The eye of SmolVLM."""
+class SquareEncoder:
+    """The image encoder of SmolVLM."""
 
     def __init__(self, folder: Folder, weights: Weights, hidden: int) -> None:
         found = folder.settings
@@ -88,7 +88,7 @@ class SquareEye:
     def check(self) -> None:
         self.model.check()
 
-    def look(self, image: np.ndarray, name: str) -> Look:
+    def encode(self, image: np.ndarray, name: str) -> ImageTokens:
         squares, rows, columns = self.squares(image)
         vectors = self.model._results(squares, "image_rows")
         text = "".join(
@@ -96,7 +96,7 @@ class SquareEye:
             for r in range(rows)
         )
         text += ("\n" if rows else "") + f"{FAKE}{GLOBAL}{name * self.count}{FAKE}"
-        return Look(vectors.reshape(-1, vectors.shape[-1]), text)
+        return ImageTokens(vectors.reshape(-1, vectors.shape[-1]), text)
 
     def squares(self, image: np.ndarray) -> tuple[list[np.ndarray], int, int]:
         """The squares of an image and then the whole of it, with the numbers of rows and columns."""
@@ -133,6 +133,6 @@ def load(folder: Folder) -> ImageDecoder:
     weights = without_prefix(folder.weights, ("model.text_model.", "model."))
     config.check(weights)
 
-    eye = SquareEye(folder, weights, config.hidden)
-    build, tokenizer = partial(SeeingGraph, config, weights), partial(folder_tokenizer, folder.path)
-    return ImageDecoder(config, build, tokenizer, eye, device=folder.device, context=folder.context)
+    encoder = SquareEncoder(folder, weights, config.hidden)
+    build, tokenizer = partial(ImageDecoderGraph, config, weights), partial(folder_tokenizer, folder.path)
+    return ImageDecoder(config, build, tokenizer, encoder, device=folder.device, context=folder.context)

@@ -15,7 +15,7 @@ from strata.models.blocks.convolution import sizes_of
 from strata.models.blocks.patches import PatchBuilder
 from strata.models.blocks.transformer import LayerNames, LayerSizes, activation_of, pair
 from strata.models.blocks.windows import WindowCut, log_distances, padded, relative_places, unit
-from strata.models.numbers import real, whole, wholes
+from strata.models.config_values import real, whole, wholes
 from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 

@@ -11,7 +11,7 @@ from strata.mir import Value
 from strata.models.base import Folder
 from strata.models.blocks.patches import PatchBuilder
 from strata.models.blocks.transformer import LayerNames, LayerSizes, activation_of, pair
-from strata.models.numbers import real, text, whole
+from strata.models.config_values import real, text, whole
 from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 

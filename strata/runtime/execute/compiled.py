@@ -20,7 +20,7 @@ from strata.lir import Lir, RuleCheck, SizeCheck, Spread
 from strata.mir import Graph, infer_binding, leaf_name, near, some_of
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.compile.pipeline import CompilePipeline
-from strata.runtime.execute import at_home
+from strata.runtime.execute import on_device
 from strata.runtime.execute.arrays import USABLE, StoredArray, kept_apart, signature
 from strata.runtime.execute.background import background
 from strata.runtime.execute.extent import Extents, is_remembered
@@ -96,7 +96,7 @@ class CompiledGraph:
         if not isinstance(executable, Executable):
             given = f"{self.device} compiles to a {type(executable).__name__}"
             raise OptionError(f"{given}, which is no strata.backends.Executable", code="O413", place=here())
-        self._quick: FastCall | None = executable.quick
+        self._fast_call: FastCall | None = executable.fast_call
         self._executable, self._run = executable, executable.run  # behind it: see `_teach`
         self._note_special()
 
@@ -190,9 +190,9 @@ class CompiledGraph:
             raise too_many("CompiledGraph.run", 1, 1 + len(surplus))
         if self._is_special:
             return self._run_specially(given)
-        quick, threads = self._quick, self._threads_option or config().num_threads
-        if quick is not None and quick.asked == threads and type(given) is dict and not OBSERVERS:
-            made = quick.enter(given)
+        fast_call, threads = self._fast_call, self._threads_option or config().num_threads
+        if fast_call is not None and fast_call.asked == threads and type(given) is dict and not OBSERVERS:
+            made = fast_call.enter(given)
             if made is not None:
                 if self._last is not None:
                     self._last = made
@@ -215,8 +215,8 @@ class CompiledGraph:
             run_observed(self, arrays, outputs, binding, threads)
         else:
             self._run(arrays, outputs, binding, threads)
-            if quick is not None and self._is_static:
-                self._teach(quick, outputs, threads)
+            if fast_call is not None and self._is_static:
+                self._teach(fast_call, outputs, threads)
         return ((others and like_first(others)) or tuple)(outputs)
 
     __call__ = run
@@ -227,7 +227,7 @@ class CompiledGraph:
         The caller knows that they have the types of the outputs, and are contiguous.
         """
         if self._is_special and self._state is None and self._extents is None:
-            return at_home.run_at_home(self, feeds, over)
+            return on_device.run_on_device(self, feeds, over)
         if not over or self._is_special:
             return self.run(feeds)
         arrays = self._arrays(feeds)
@@ -244,7 +244,7 @@ class CompiledGraph:
 
     def run_resident(self, feeds: Mapping[str, Any], over: Mapping[int, Any] | None = None) -> list[Any]:
         """Run, and leave the results in the device's memory, wherever the inputs are."""
-        return at_home.run_resident(self, feeds, over)
+        return on_device.run_resident(self, feeds, over)
 
     def forget_weights(self) -> None:
         """Give up memory of what was computed from parameters and constants only: the next run computes it again."""
@@ -269,23 +269,23 @@ class CompiledGraph:
         """
         if not self._is_static or self._is_special or self._missing or OBSERVERS:
             if resident and not self._missing:
-                return at_home.run_arrays(self, arrays, over, resident=True)
+                return on_device.run_arrays(self, arrays, over, resident=True)
             return self.run_over(dict(zip(self.inputs, arrays, strict=True)), over or {})
-        quick, threads = self._quick, self._threads_option or config().num_threads
+        fast_call, threads = self._fast_call, self._threads_option or config().num_threads
         if over:
             outputs = [
                 over[i] if i in over else make(shape, dtype) for i, (make, shape, dtype) in enumerate(self._makers)
             ]
             self._run(arrays, outputs, _NO_SIZES, threads)
             return outputs
-        if quick is not None and quick.asked == threads:
-            made = quick.enter(arrays)
+        if fast_call is not None and fast_call.asked == threads:
+            made = fast_call.enter(arrays)
             if made is not None:
                 return made
         outputs = [make(shape, dtype) for make, shape, dtype in self._makers]
         self._run(arrays, outputs, _NO_SIZES, threads)
-        if quick is not None:
-            self._teach(quick, outputs, threads)
+        if fast_call is not None:
+            self._teach(fast_call, outputs, threads)
         return outputs
 
     @signed(lambda self, feeds, out: None)
@@ -304,7 +304,7 @@ class CompiledGraph:
         if self._is_special:
             with self._lock:
                 if self._home is not None and self._extents is None:
-                    at_home.run_into(self, feeds, out)
+                    on_device.run_into(self, feeds, out)
                     return
                 arrays = self._filled(feeds)
                 binding, makers = (_NO_SIZES, self._makers) if self._is_static else self.sized(arrays)
@@ -314,9 +314,9 @@ class CompiledGraph:
                 if self._state is not None:
                     self._state.copy_from(outputs)
             return
-        quick, threads = self._quick, self._threads_option or config().num_threads
-        is_quick = quick is not None and quick.asked == threads and type(feeds) is dict and not OBSERVERS
-        if is_quick and quick.enter((feeds, out)) is not None:  # type: ignore[union-attr]
+        fast_call, threads = self._fast_call, self._threads_option or config().num_threads
+        is_fast = fast_call is not None and fast_call.asked == threads and type(feeds) is dict and not OBSERVERS
+        if is_fast and fast_call.enter((feeds, out)) is not None:  # type: ignore[union-attr]
             return
         arrays = self._arrays(feeds)
         outputs = list(out)
@@ -338,14 +338,14 @@ class CompiledGraph:
             run_observed(self, arrays, outputs, binding, threads)
             return
         self._run(arrays, outputs, binding, threads)
-        if quick is not None and self._is_static and quick.wants(threads):
-            self._teach(quick, [make(shape, dtype) for make, shape, dtype in makers], threads)
+        if fast_call is not None and self._is_static and fast_call.wants(threads):
+            self._teach(fast_call, [make(shape, dtype) for make, shape, dtype in makers], threads)
 
-    def _teach(self, quick: FastCall, outputs: list[np.ndarray], threads: int | None) -> None:
+    def _teach(self, fast_call: FastCall, outputs: list[np.ndarray], threads: int | None) -> None:
         """Tell the fast call of a run on the general path, unless the executable has changed meanwhile."""
         executable = self._executable
-        if self._quick is quick:
-            quick.learn(executable, self._fast, outputs, threads)
+        if self._fast_call is fast_call:
+            fast_call.learn(executable, self._fast, outputs, threads)
 
     def _updates(self, at: int, output: int) -> bool:
         """Whether the plan makes an output by changing an input in place."""
@@ -423,10 +423,10 @@ class CompiledGraph:
 
     def _run_specially(self, given: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
         if self._home is not None and self._state is None and self._extents is None:
-            return at_home.run_at_home(self, given)
+            return on_device.run_on_device(self, given)
         with self._lock:
             if self._home is not None and self._extents is None:
-                return at_home.run_with_state(self, given)
+                return on_device.run_with_state(self, given)
             arrays = self._filled(given)
             binding, makers = (_NO_SIZES, self._makers) if self._is_static else self.sized(arrays)
             if self._extents is not None and self._extents.is_used:

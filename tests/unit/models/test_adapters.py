@@ -12,7 +12,7 @@ import pytest
 from strata.errors import FileError, OptionError, UnknownNameError
 from strata.io import quantized_tensor, save_gguf, save_safetensors
 from strata.models import load
-from strata.models.adapters import load_adapter, turned_rows
+from strata.models.adapters import load_adapter, permuted_rows
 from tests.unit.models.random_models import random_model, reference_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -199,4 +199,4 @@ def test_rows_that_do_not_pair_are_left_to_be_refused(tmp_path: Path) -> None:
     at = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
     parts = {f"{at}A.weight": np.ones((4, 8), np.float32), f"{at}B.weight": np.ones((9, 4), np.float32)}
     found = load_adapter(_write(tmp_path / "adapter", parts))
-    assert turned_rows(found, {"q_proj": 4}).changes["layers.0.self_attn.q_proj"].b.shape == (9, 4)
+    assert permuted_rows(found, {"q_proj": 4}).changes["layers.0.self_attn.q_proj"].b.shape == (9, 4)

@@ -9,7 +9,7 @@ import pytest
 
 from strata.errors import StrataError
 from strata.models.decoders import decoder_family
-from strata.models.decoders.stacks import stacked
+from strata.models.decoders.expert_weights import stacked
 from tests.unit.models.decoder_vectors import unpacked
 from tests.unit.models.test_decoder_vectors import KNOWN
 

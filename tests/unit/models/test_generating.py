@@ -12,8 +12,8 @@ import pytest
 from strata.errors import FileError, OptionError
 from strata.models import Decoder, Sampler, load
 from strata.models.decoders import MODULES
+from strata.models.generating.continuations import best_beam, samples
 from strata.models.generating.filters import dry_penalties, repetition_lengths, typical, without_top
-from strata.models.generating.together import best_beam, samples
 from strata.serving import Engine
 from tests.unit.models.test_decoder_vectors import folder
 

@@ -75,13 +75,13 @@ def logits(model: Any, read: PromptTokens) -> np.ndarray:
 
 def test_an_image_becomes_tokens(model: Any) -> None:
     read = model.read_prompt(asked(PHOTOS[0]))
-    count = read.ids.count(model.eye.token)
+    count = read.ids.count(model.image_encoder.token)
     assert count == len(read.seen.rows) - 1 == int(read.seen.at.max())
-    if model.eye.positions(np.zeros(1, np.int64), []) is None:  # two squares of four vectors, and the whole image
+    if model.image_encoder.positions(np.zeros(1, np.int64), []) is None:  # two squares of four vectors, and all
         assert (count, read.seen.positions) == (20, None)
     else:  # 30 x 50 pixels are 24 x 40 in patches of 4, of which four are a vector
         grid = np.mgrid[:3, :5].reshape(2, -1)
-        first = read.ids.index(model.eye.token)
+        first = read.ids.index(model.image_encoder.token)
         assert count == 15
         np.testing.assert_array_equal(read.seen.positions[1:, first : first + 15], grid + first)
         assert read.seen.placed(len(read.ids), 1).tolist() == [[len(read.ids) - 15 + 5]] * 3
@@ -97,7 +97,7 @@ def test_an_image_becomes_tokens(model: Any) -> None:
 
 
 def test_images_in_a_plain_prompt(model: Any) -> None:
-    name = model.tokenizer.name_of(model.eye.token)
+    name = model.tokenizer.name_of(model.image_encoder.token)
     both, turned = (model.read_prompt(f"w3 {name} w4 {name}", images=p) for p in (PHOTOS[:2], PHOTOS[1::-1]))
     assert not np.array_equal(logits(model, both), logits(model, turned))
     assert model.generate(both, max_tokens=6) == model.generate(f"w3 {name} w4 {name}", images=PHOTOS[:2], max_tokens=6)
@@ -109,9 +109,9 @@ def test_images_in_a_plain_prompt(model: Any) -> None:
 
 
 def test_names_of_tokens_in_a_message_are_text(model: Any) -> None:
-    name = model.tokenizer.name_of(model.eye.token)
+    name = model.tokenizer.name_of(model.image_encoder.token)
     read = model.read_prompt(asked(PHOTOS[0], text=f"w5 {name} w6"))
-    assert read.ids.count(model.eye.token) == len(read.seen.rows) - 1
+    assert read.ids.count(model.image_encoder.token) == len(read.seen.rows) - 1
 
 
 def test_served_as_alone(model: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import strata as st
 from strata.config import using
 from strata.tensor import lazy_cache as schedule
-from strata.tensor.general import generalize
+from strata.tensor.shape_generic import generalize
 from strata.tensor.structure_key import outline
 
 

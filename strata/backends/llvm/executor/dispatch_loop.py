@@ -9,7 +9,7 @@ from strata.backends.llvm.executor.interrupts import STEPS_BETWEEN
 STEP_WORDS: Final = 6  # of a step in a program
 
 
-def walker_text(turn: int) -> str:
+def dispatch_loop_text(turn: int) -> str:
     """The dispatch loop as LLVM text; at `turn` in the pool's memory is whether the last step that may turn did."""
     return f"""
 ; where the next step that turns does so: about where caller and workers would meet, or 0 for one in plain order. Such

@@ -39,7 +39,7 @@ KEPT_AT: Final = 6  # words of an output before those of kept results
 OUTPUT_WORDS: Final = KEPT_AT + 2 * TURNS
 
 
-def quick_text() -> str:
+def fast_call_text() -> str:
     """It as LLVM text, to stand beside `program_run`."""
     numbers = {name.upper(): 8 * i for i, name in enumerate(FIELDS)} | {
         "ITEMS": objects.TUPLE_ITEMS, "DATA": DATA_FIELD, "NDIM": objects.NDIM, "DIMS": objects.DIMS,

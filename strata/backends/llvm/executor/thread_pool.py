@@ -15,8 +15,8 @@ import threading
 from typing import Any, Final
 from weakref import WeakSet
 
-from strata.backends.llvm.executor.dispatch_loop import STEP_WORDS, walker_text
-from strata.backends.llvm.executor.fast_call_code import quick_text
+from strata.backends.llvm.executor.dispatch_loop import STEP_WORDS, dispatch_loop_text
+from strata.backends.llvm.executor.fast_call_code import fast_call_text
 from strata.backends.llvm.executor.interrupts import interrupt_text, prepare, raiser
 from strata.backends.llvm.executor.waiting import (
     MASK_WORDS,
@@ -360,7 +360,7 @@ def native_code(of: Target | None = None) -> jit.MachineCode:
     target = Target.named("neon" if (of or Target.host()).has("neon") else "baseline")
     machine = target.triple.partition("-")[0]
     text = f'target triple = "{target.triple}"\n{wait_functions(machine)}{clock_functions(machine)}{_TEXT}'
-    text += interrupt_text(_INTERRUPT, machine) + walker_text(_TURN) + quick_text()
+    text += interrupt_text(_INTERRUPT, machine) + dispatch_loop_text(_TURN) + fast_call_text()
     return jit.stored_text(text, _EXPORTS, target)
 
 

@@ -30,7 +30,7 @@ def _emit_groups(module: IrModule, form: TransformEmitter) -> None:
     given = arguments(f, "ppp" + "iiiiii" + "iii" + "iii" + "ii" + "ppi" + "ppi")
     source, out, workspace, slot_bytes, groups, slots, per_row, lanes, n = given[:9]
     in_outer, in_lane, in_element, out_outer, out_lane, out_element, swap_in, swap_out = given[9:17]
-    scale, stages, count, table, turns, columns = given[17:]
+    scale, stages, count, table, twiddles, columns = given[17:]
     move = Mover(f, form)
     width = form.lanes
     factor = f.load(form.real, scale, form.size)
@@ -48,9 +48,9 @@ def _emit_groups(module: IrModule, form: TransformEmitter) -> None:
             result = f.call("ptr", "passes", *spans)
 
             def turn() -> None:
-                move.turn(result, n, f.address(form.real, turns, lane), columns)
+                move.twiddle(result, n, f.address(form.real, twiddles, lane), columns)
 
-            f.if_(f.compare("ne", "ptr", turns, "null"), turn)
+            f.if_(f.compare("ne", "ptr", twiddles, "null"), turn)
             at = f.add(f.mul(outer, out_outer), f.mul(lane, out_lane))
             move.scatter(
                 result, f.address(form.real, out, f.mul(at, 2)), n, some, out_lane, out_element, swap_out, factor
@@ -145,7 +145,7 @@ def _roots(k: np.ndarray, n: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=32)
-def _turns(rows: int, columns: int, real: str, padding: int) -> np.ndarray:
+def _twiddles(rows: int, columns: int, real: str, padding: int) -> np.ndarray:
     """e^(-2πi·kj/n) for row k and column j: real parts of a row, then imaginary ones; at the end room for a vector."""
     angle = -2 * np.pi * (np.arange(rows)[:, None] * np.arange(columns)[None, :] % (rows * columns)) / (rows * columns)
     both = np.stack([np.cos(angle), np.sin(angle)], 1).reshape(-1)
@@ -195,13 +195,13 @@ class Planner(Workspace):
             return
         low, high = parts
         middle = self.area(rows * n * self.form.dtype.itemsize)
-        turns = _turns(low, high, self.real, width)
-        self._groups(source, middle, (rows, high), low, (n, 1, high), (n, 1, high), (inverse, False), 1.0, turns)
+        twiddles = _twiddles(low, high, self.real, width)
+        self._groups(source, middle, (rows, high), low, (n, 1, high), (n, 1, high), (inverse, False), 1.0, twiddles)
         self._groups(middle, out, (rows, low), high, (n, high, 1), (n, 1, low), (False, inverse), scale, None)
 
     def _groups(
         self, source: Slot, out: Slot, outer: tuple[int, int], n: int, into: tuple[int, int, int],
-        back: tuple[int, int, int], swap: tuple[bool, bool], scale: float, turns: np.ndarray | None,
+        back: tuple[int, int, int], swap: tuple[bool, bool], scale: float, twiddles: np.ndarray | None,
     ) -> None:  # fmt: skip
         rows, lanes = outer
         per_row = -(-lanes // self.form.lanes)
@@ -211,7 +211,7 @@ class Planner(Workspace):
         stages, table = stage_tables(n, self.real)
         memory = self.area(size * slots)
         count = len(factors_of(n))
-        turned: Slot = ("table", turns) if turns is not None else ("pointer", 0)
+        turned: Slot = ("table", twiddles) if twiddles is not None else ("pointer", 0)
         self.calls.append(NativeCall("groups", [
             source, out, memory, *number_slots(size, groups, slots, per_row, lanes, n, *into, *back, *swap),
             ("table", np.array([scale], self.real)), ("table", stages), ("number", count), ("table", table), turned,

@@ -31,13 +31,13 @@ class _Bins:
         self.f, self.form, self.source, self.out, self.half, self.back = f, form, source, out, half, back
         self.scale = f.binary("fmul", form.real, scale, constant(form.real, 0.5))
 
-    def pairs(self, k: Value, turns: Value, lanes: int) -> None:
-        """The bins k … k + lanes - 1 and their mirrors; turns are e^(-πik/h), as pairs of numbers from k = 0 on."""
+    def pairs(self, k: Value, twiddles: Value, lanes: int) -> None:
+        """The bins k … k + lanes - 1 and their mirrors; twiddles are e^(-πik/h), as pairs of numbers from k = 0 on."""
         f, type_ = self.f, vector(self.form.real, lanes)
         mirror = f.sub(f.sub(self.half, k), lanes - 1)
         zr, zi = self._load(self.source, k, lanes)
         mr, mi = self._turned(self._load(self.source, mirror, lanes), lanes)
-        c, s = self._load(turns, k, lanes)
+        c, s = self._load(twiddles, k, lanes)
         er, ei = f.binary("fadd", type_, zr, mr), f.binary("fsub", type_, zi, mi)
         gap, total = f.binary("fsub", type_, zr, mr), f.binary("fadd", type_, zi, mi)
         # -i e^(-πik/h) (gap + i total); on the way back, i e^(πik/h) (…)
@@ -109,7 +109,7 @@ class _Bins:
 def emit_bins(module: IrModule, form: TransformEmitter, back: bool) -> None:
     """Points are chunks of pairs, row by row."""
     f = kernel(module, "bins")
-    source, out, turns, scale, half, chunks = arguments(f, "ppppii")
+    source, out, twiddles, scale, half, chunks = arguments(f, "ppppii")
     factor = f.load(form.real, scale, form.size)
     pairs = f.binary("lshr", "i64", f.sub(half, 1), 1)
 
@@ -122,8 +122,8 @@ def emit_bins(module: IrModule, form: TransformEmitter, back: bool) -> None:
         low = f.add(f.mul(chunk, CHUNK), 1)
         high = f.smin(f.add(low, CHUNK), f.add(pairs, 1))
         whole = f.add(low, f.round_down(f.sub(high, low), form.lanes))
-        f.loop(low, whole, form.lanes, (), lambda k, _: work.pairs(k, turns, form.lanes))
-        f.loop(whole, high, 1, (), lambda k, _: work.pairs(k, turns, 1))
+        f.loop(low, whole, form.lanes, (), lambda k, _: work.pairs(k, twiddles, form.lanes))
+        f.loop(whole, high, 1, (), lambda k, _: work.pairs(k, twiddles, 1))
 
         def alone() -> None:
             work.ends()
@@ -135,7 +135,7 @@ def emit_bins(module: IrModule, form: TransformEmitter, back: bool) -> None:
 
 
 @lru_cache(maxsize=16)
-def _turns(half: int, real: str) -> np.ndarray:
+def _twiddles(half: int, real: str) -> np.ndarray:
     angle = -np.pi * np.arange((half - 1) // 2 + 1) / half
     return np.stack([np.cos(angle), np.sin(angle)], -1).reshape(-1).astype(real)
 
@@ -147,7 +147,7 @@ def by_halves(form: TransformEmitter, rows: int, n: int, scale: float, *, back: 
     middle = made.area(rows * half * form.dtype.itemsize)
     chunks = max(1, -(-((half - 1) // 2) // CHUNK))
     factor = np.array([2 * scale if back else scale], made.real)
-    given = [("table", _turns(half, made.real)), ("table", factor), *number_slots(half, chunks)]
+    given = [("table", _twiddles(half, made.real)), ("table", factor), *number_slots(half, chunks)]
     if back:
         made.calls.append(NativeCall("bins", [("input", 0), middle, *given], rows * chunks))
         made.transform(middle, ("output", 0), rows, half, True, 1.0)

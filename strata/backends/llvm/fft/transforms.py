@@ -368,7 +368,7 @@ class Mover:
 
         self.choose(lanes, lane_stride, element_stride, n, way)
 
-    def turn(self, planes: Value, n: Value, table: Value, columns: Value) -> None:
+    def twiddle(self, planes: Value, n: Value, table: Value, columns: Value) -> None:
         """Element e times table[e][lane …]; a row of the table is `columns` real parts, then as many imaginary ones."""
         f, form = self.f, self.form
 

@@ -152,7 +152,7 @@ def pack_panel(
         if panels.group == 1:
             _copy_rows(f, panels, origin, base, column, k, k_stride)
             return
-        woven = _weave_rows(f, panels, origin, base, column, k, k_stride)
+        woven = _interleave_rows(f, panels, origin, base, column, k, k_stride)
         each_vector(lambda packer: packer.by_elements(woven))
 
     if load is not None or not panels.is_plain:
@@ -206,7 +206,7 @@ def _copy_rows(f: IrFunction, panels: Panels, origin: str, base: str, column: Va
     f.loop(fours, k, 1, [], lambda at, _: some(at, 1))
 
 
-def _weave_rows(
+def _interleave_rows(
     f: IrFunction, panels: Panels, origin: str, base: str, column: Value, k: Value, k_stride: Value
 ) -> Value:
     """As `_copy_rows`, the rows of a group element by element; returns the k's of whole groups, which it has packed."""

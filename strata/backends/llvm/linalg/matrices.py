@@ -23,7 +23,7 @@ from strata.backends.llvm.linalg.lapack import THREADS_GUARD, thread_functions
 from strata.core import Dim, DType, Target
 
 SLOTS = 16  # matrices that can be in work at a time
-TILE = 16  # of a matrix that is turned
+TILE = 16  # of a matrix that is transposed
 REPORT = 4  # words before the sizes of the stack
 
 
@@ -109,7 +109,7 @@ class Matrices:
         one, minus = constant(self.real, 1.0), constant(self.real, -1.0)
         return self.f.binary("fmul", self.element, value, f"<{self.real} {one}, {self.real} {minus}>")
 
-    def turn(self, to: Value, source: Value, rows: Value, columns: Value) -> None:
+    def transpose(self, to: Value, source: Value, rows: Value, columns: Value) -> None:
         """to[c · rows + r] = source[r · columns + c]: rows to columns, or back with the sizes swapped."""
         f = self.f
 

@@ -1,7 +1,7 @@
 """Matrix ops on stacks by LAPACK, with generated copies around its routines.
 
-LAPACK wants columns one behind the other, so matrices are turned on the way in and out. Each matrix leaves the status
-of its routine in the workspace; a last step looks for the first one that failed and reports it (see `status`).
+LAPACK wants columns one behind the other, so matrices are transposed on the way in and out. Each matrix leaves the
+status of its routine in the workspace; a last step looks for the first one that failed and reports it (see `status`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _solve(node: Node, target: Target) -> NativeOp:
 
         def factor(i: str, _: str) -> None:
             own = m.at(factors, f.mul(i, f.mul(n, n)))
-            m.turn(own, m.at(source, f.mul(i, f.mul(n, n))), n, n)
+            m.transpose(own, m.at(source, f.mul(i, f.mul(n, n))), n, n)
             size = m.integer(n)
             info = m.call(getrf, size, size, own, size, f.address("i32", pivots, f.mul(i, n)))
             f.store("i64", info, f.address("i64", infos, i), 8)
@@ -48,11 +48,11 @@ def _solve(node: Node, target: Target) -> NativeOp:
         def solve(i: str, columns: str) -> None:
             at = f.load("i64", f.address("i64", of_a, i), 8)
             b_at = f.load("i64", f.address("i64", of_b, i), 8)
-            m.turn(columns, m.at(right, f.mul(b_at, f.mul(n, k))), n, k)
+            m.transpose(columns, m.at(right, f.mul(b_at, f.mul(n, k))), n, k)
             size, count = m.integer(n), m.integer(k)
             own, swaps = m.at(factors, f.mul(at, f.mul(n, n))), f.address("i32", pivots, f.mul(at, n))
             m.call(getrs, m.letter("C" if adjoint else "N"), size, count, own, size, swaps, columns, size)
-            m.turn(m.at(out, f.mul(i, f.mul(n, k))), columns, k, n)
+            m.transpose(m.at(out, f.mul(i, f.mul(n, k))), columns, k, n)
 
         m.run(solve)
 
@@ -101,7 +101,7 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
         def solve(i: str, columns: str) -> None:
             at = f.load("i64", f.address("i64", of_a, i), 8)
             b_at = f.load("i64", f.address("i64", of_b, i), 8)
-            m.turn(columns, m.at(right, f.mul(b_at, f.mul(n, k))), n, k)
+            m.transpose(columns, m.at(right, f.mul(b_at, f.mul(n, k))), n, k)
             size, count = m.integer(n), m.integer(k)
             # rows read as columns are the transpose: the other triangle, and the other form of the system
             letters = [
@@ -111,7 +111,7 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
             ]
             info = m.call(trtrs, *letters, size, count, m.at(source, f.mul(at, f.mul(n, n))), size, columns, size)
             f.store("i64", info, f.address("i64", infos, at), 8)
-            m.turn(m.at(out, f.mul(i, f.mul(n, k))), columns, k, n)
+            m.transpose(m.at(out, f.mul(i, f.mul(n, k))), columns, k, n)
 
         m.run(solve)
 
@@ -200,7 +200,7 @@ def _qr(node: Node, target: Target) -> NativeOp:
 
         def factor(i: str, own: str) -> None:
             tau, work = f.address("i8", own, tau_at), f.address("i8", own, work_at)
-            m.turn(own, m.at(source, f.mul(i, f.mul(rows, columns))), rows, columns)
+            m.transpose(own, m.at(source, f.mul(i, f.mul(rows, columns))), rows, columns)
             sizes = [m.integer(v) for v in (rows, columns, k, f.smax(rows, 1), lwork)]
             m.call(geqrf, sizes[0], sizes[1], own, sizes[3], tau, work, sizes[4])
             upper = m.at(r, f.mul(i, f.mul(k, columns)))
@@ -212,7 +212,7 @@ def _qr(node: Node, target: Target) -> NativeOp:
 
             m.each(k, columns, one)
             m.call(orgqr, sizes[0], sizes[2], sizes[1], own, sizes[3], tau, work, sizes[4])
-            m.turn(m.at(q, f.mul(i, f.mul(rows, k))), own, k, rows)
+            m.transpose(m.at(q, f.mul(i, f.mul(rows, k))), own, k, rows)
 
         m.run(factor)
 
@@ -249,7 +249,7 @@ def _lu(node: Node, target: Target) -> NativeOp:
 
         def factor(i: str, own: str) -> None:
             swaps, order = f.address("i8", own, swaps_at), f.address("i8", own, order_at)
-            m.turn(own, m.at(source, f.mul(i, f.mul(rows, columns))), rows, columns)
+            m.transpose(own, m.at(source, f.mul(i, f.mul(rows, columns))), rows, columns)
             sizes = [m.integer(v) for v in (rows, columns, f.smax(rows, 1))]
             f.if_(
                 f.compare("sgt", "i64", k, 0), lambda: m.call(getrf, sizes[0], sizes[1], own, sizes[2], swaps) and None
@@ -331,7 +331,7 @@ def _determinant(node: Node, target: Target) -> NativeOp:
 
         def one(i: str, own: str) -> None:
             swaps = f.address("i8", own, swaps_at)
-            m.turn(own, m.at(source, f.mul(i, f.mul(n, n))), n, n)
+            m.transpose(own, m.at(source, f.mul(i, f.mul(n, n))), n, n)
             size, lead = m.integer(n), m.integer(f.smax(n, 1))
             info = m.call(getrf, size, size, own, lead, swaps)
 
@@ -404,7 +404,7 @@ def _eigh(node: Node, target: Target) -> NativeOp:
                 syevd, *letters, size, own, size, spectrum, work, m.integer(lwork), *middle, whole, m.integer(lwhole)
             )
             f.store("i64", m.failure(info), f.address("i64", infos, i), 8)
-            m.turn(m.at(vectors, f.mul(i, f.mul(n, n))), own, n, n)
+            m.transpose(m.at(vectors, f.mul(i, f.mul(n, n))), own, n, n)
 
         m.run(one)
 
@@ -443,7 +443,7 @@ def _svd(node: Node, target: Target) -> NativeOp:
 
         def one(i: str, own: str) -> None:
             left, right, work, real, whole = (f.address("i8", own, at) for at in places[1:])
-            m.turn(own, m.at(source, f.mul(i, f.mul(rows, columns))), rows, columns)
+            m.transpose(own, m.at(source, f.mul(i, f.mul(rows, columns))), rows, columns)
             sizes = [m.integer(v) for v in (rows, columns, high, lwork)]
             values = f.address(m.real, s, f.mul(i, f.smin(rows, columns)))
             middle = [real] if dtype.is_complex else []
@@ -451,8 +451,8 @@ def _svd(node: Node, target: Target) -> NativeOp:
             spans = [own, sizes[0], values, left, sizes[0], right, sizes[2], work, sizes[3]]
             info = m.call(gesdd, letter, sizes[0], sizes[1], *spans, *middle, whole)
             f.store("i64", m.failure(info), f.address("i64", infos, i), 8)
-            m.turn(m.at(u, f.mul(i, f.mul(rows, wide))), left, wide, rows)
-            m.turn(m.at(vh, f.mul(i, f.mul(high, columns))), right, columns, high)
+            m.transpose(m.at(u, f.mul(i, f.mul(rows, wide))), left, wide, rows)
+            m.transpose(m.at(vh, f.mul(i, f.mul(high, columns))), right, columns, high)
 
         m.run(one)
         m = Matrices(module, "eye", dtype, target, "pi")

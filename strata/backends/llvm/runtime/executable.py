@@ -65,7 +65,7 @@ class CpuExecutable(Executable):
         self._is_placed = False
         self._open: OpenProgram | None = None
         self.only: BoundPlan | None = None  # the program of a plan without symbols
-        self._quick = NativeFastCall()
+        self._fast_call = NativeFastCall()
         self.pool = default_pool()
         self.threads = available_threads(config().num_threads)
         self.input_regions = tuple(self._region[buffer] for _, buffer in lir.io.inputs)
@@ -329,7 +329,7 @@ class CpuExecutable(Executable):
         super().forget()
         self._bound.clear()  # they hold the addresses of weights
         self.only = None
-        self._quick.forget()
+        self._fast_call.forget()
 
     def part(self, other: Self) -> None:
         super().part(other)
@@ -338,11 +338,11 @@ class CpuExecutable(Executable):
         self._holdings = {at: op.holding for at, (op, _) in self.native.items() if op.holding is not None}
         self._bound, self.only, self._open = Table("argument blocks"), None, None
         self.arenas = ArenaPool(alignment=self.lir.memory.alignment)
-        self._quick, self.lock = NativeFastCall(), new_lock()
+        self._fast_call, self.lock = NativeFastCall(), new_lock()
 
     @property
-    def quick(self) -> NativeFastCall:
-        return self._quick
+    def fast_call(self) -> NativeFastCall:
+        return self._fast_call
 
     def hold(self, name: str, array: np.ndarray) -> None:
         """Keep the value of a parameter, a constant or what was computed from them, packed where kernels want it so."""

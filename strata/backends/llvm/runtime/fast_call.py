@@ -188,16 +188,16 @@ _holders: weakref.WeakKeyDictionary[NativeFastCall, int] = (
 _lock = new_lock()
 
 
-def _make_room(quick: NativeFastCall, size: int) -> None:
+def _make_room(fast_call: NativeFastCall, size: int) -> None:
     """Account for what a program keeps; where all keep too much, the oldest give it up."""
     with _lock:
-        _holders.pop(quick, None)
-        _holders[quick] = size
+        _holders.pop(fast_call, None)
+        _holders[fast_call] = size
         total = sum(_holders.values())
         for other, held in list(_holders.items()):
             if total <= MOST_KEPT:
                 break
-            if other is not quick:
+            if other is not fast_call:
                 other.forget()
                 del _holders[other]
                 total -= held

@@ -112,7 +112,7 @@ class BoundProgram:
         self._words = words  # keeps the memory alive
         self._address = ctypes.addressof(words)
         self._numbers = numbers
-        self._run = _walker()
+        self._run = _dispatch_loop()
 
     @property
     def address(self) -> int:
@@ -142,7 +142,7 @@ class BoundProgram:
 
 
 @cache
-def _walker() -> Any:
+def _dispatch_loop() -> Any:
     kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
     return ctypes.CFUNCTYPE(None, *kinds)(native_code().address("program_run"))
 

@@ -12,13 +12,13 @@ import pytest
 from strata.backends.llvm.conv.grouped import emit_beside, fits_beside, plan_beside
 from strata.backends.llvm.conv.table import Convolution, ConvWindow, emit_convolution, line_tiles, plan_convolution
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
-from strata.backends.llvm.gemm.run import build_pack
 from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.jit.jit import MachineCode
 from strata.core import DType, Target, f32, f64, i8, u8
 from strata.ops.conv.conv import Conv
 from strata.ops.conv.conv_filled import ConvFilled
 from tests.unit.backends.llvm.compiled import compiled
+from tests.unit.backends.llvm.run_gemm import build_pack
 
 HOST = Target.host()
 TARGETS = [HOST, *(t for t in map(Target.named, ("baseline", "avx2", "avx512")) if t.runs_on(HOST))]

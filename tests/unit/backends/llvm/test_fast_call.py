@@ -34,7 +34,7 @@ def _arrays(rng: np.random.Generator, shape: tuple[int, ...] = (6, 5)) -> dict[s
 def _ready(compiled: Any, feeds: dict[str, np.ndarray]) -> NativeFastCall:
     for _ in range(short.FIRST_RUNS + TURNS):  # the graph remembers the last results: another has to be kept
         compiled.run(feeds)
-    quick: NativeFastCall = compiled._quick
+    quick: NativeFastCall = compiled._fast_call
     assert quick.asked != NOT_READY
     return quick
 
@@ -72,7 +72,7 @@ def test_where_objects_are_laid_out_in_another_way_the_long_way_does_it_all(read
         feeds = _arrays(rng, (6, 5))
         _check(compiled.run(feeds), feeds)
         _check(compiled.run_ready([feeds["x"], feeds["y"]]), feeds)
-    quick = compiled._executable.quick
+    quick = compiled._executable.fast_call
     assert quick.asked != compiled._threads_option
     assert quick.enter(feeds) is None
 
@@ -245,7 +245,7 @@ def test_parameters_that_are_set_again(rng):
         for one in (compiled, twin, compiled, compiled, twin):
             wanted = given @ (of_twin if one is twin else values)
             np.testing.assert_allclose(one.run(x=given)[0], wanted, rtol=1e-5, atol=1e-5)
-        assert compiled._quick.asked != NOT_READY, turn
+        assert compiled._fast_call.asked != NOT_READY, turn
 
 
 def test_what_goes_wrong_is_told(rng):
@@ -297,7 +297,7 @@ def test_it_is_given_up_where_results_are_never_free(rng):
     compiled = _program()
     feeds = _arrays(rng)
     held = [compiled.run(feeds) for _ in range(PATIENCE + 5)]
-    assert compiled._quick.asked == NOT_READY
+    assert compiled._fast_call.asked == NOT_READY
     _check(compiled.run(feeds), feeds)
     assert len({a.ctypes.data for made in held for a in made}) == 2 * len(held)
 
@@ -309,7 +309,7 @@ def test_what_is_kept_is_bounded(rng, monkeypatch):
         feeds = _arrays(rng, (4096 + 8 * i,))
         for _ in range(4):
             _check(compiled.run(feeds), feeds)
-    ready = [p._quick.asked != NOT_READY for p in programs]
+    ready = [p._fast_call.asked != NOT_READY for p in programs]
     assert ready[-1]
     assert not all(ready)
     feeds = _arrays(rng, (4096,))
@@ -323,7 +323,7 @@ def test_long_results_are_not_kept(rng):
     feeds = _arrays(rng, shape)
     for _ in range(4):
         _check(compiled.run(feeds), feeds)
-    assert compiled._quick.asked == NOT_READY
+    assert compiled._fast_call.asked == NOT_READY
 
 
 def test_results_into_arrays_of_the_caller(rng):

@@ -13,7 +13,6 @@ import strata.ops as functions
 from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.match import find_contraction
-from strata.backends.llvm.gemm.run import run, vector_type
 from strata.backends.llvm.gemm.spec import (
     Contraction,
     in_rows,
@@ -25,6 +24,7 @@ from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, 
 from strata.lir.views import RUN
 from strata.mir import Graph
 from strata.runtime import CompileOptions, CompilePipeline, Session
+from tests.unit.backends.llvm.run_gemm import run, vector_type
 
 ops: Any = functions
 SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100)

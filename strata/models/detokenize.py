@@ -83,7 +83,7 @@ class Speech:
         return text[:end]
 
 
-def said(
+def streamed_text(
     tokens: Iterable[int], tokenizer: Tokenizer, stop: str | Sequence[str] = (), *, special: bool = False
 ) -> Iterator[str]:
     """The pieces of text of tokens, up to a stop string."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from strata.runtime.execute.compiled import CompiledGraph
 
 
-def run_at_home(
+def run_on_device(
     graph: CompiledGraph, given: Mapping[str, Any], over: Mapping[int, Any] | None = None
 ) -> tuple[Any, ...]:
     """What `run` does, for a graph whose device has memory of its own."""

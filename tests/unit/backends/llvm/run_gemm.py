@@ -1,4 +1,4 @@
-"""Runs a matmul kernel on NumPy arrays, for tests and benchmarks."""
+"""Runs a matmul kernel on NumPy arrays."""
 
 from __future__ import annotations
 

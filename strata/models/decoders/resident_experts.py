@@ -10,8 +10,8 @@ import numpy as np
 from strata.backends import backend_for
 from strata.errors import FileError, OptionError
 from strata.models.base import compile_bound
+from strata.models.decoders.expert_weights import one_expert, slots_like
 from strata.models.decoders.moe import MoeConfig, MoeGraph
-from strata.models.decoders.stacks import one_expert, slots_like
 from strata.models.generating.experts import ExpertPool, ExpertStore, ExpertStores
 from strata.models.weights import Weights
 from strata.runtime import CompiledGraph
