@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -33,6 +34,24 @@ def call_in_children(method: Callable[[], None]) -> None:
     """Have forked children call an object's method as long as the object lives; one of each object."""
     owner: Any = method.__self__  # type: ignore[attr-defined]
     _forgetting[owner] = method.__func__  # type: ignore[attr-defined]
+
+
+class SharedThreads:
+    """Threads that start when there is work for them, and again in a forked child, which has none of them."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self.count, self.name = count, name
+        self._pool: ThreadPoolExecutor | None = None
+        call_in_children(self._forget)
+
+    def submit(self, work: Callable[..., Any], *args: Any, **named: Any) -> Future[Any]:
+        """Have a thread call a function."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.count, self.name)
+        return self._pool.submit(work, *args, **named)
+
+    def _forget(self) -> None:
+        self._pool = None
 
 
 def _in_child() -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from strata.config import Config, using_config
-from strata.core import available_threads
+from strata.core import SharedThreads, available_threads
 from strata.mir import Constant, Graph, Node, Value, substitute_values
 from strata.runtime import CompiledGraph, Session, run_price
 from strata.tensor.data import Handle, handle_of
@@ -23,7 +22,7 @@ from strata.tensor.data import Handle, handle_of
 WORTH_A_BRANCH = 200e-6  # seconds of work by NumPy, below which a branch is not worth a thread
 MOST_JOINS = 32  # steps from the outputs down that branches are looked for behind
 
-_pool: ThreadPoolExecutor | None = None
+_threads = SharedThreads(max(2, min(16, os.cpu_count() or 2)), "strata-branch")
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Branches:
                 branch.compiled.run_into(arrays(branch), [places[x] for x in branch.values])
 
         if together:
-            waiting = [_threads().submit(one, b) for b in self.parts[1:]]
+            waiting = [_threads.submit(one, b) for b in self.parts[1:]]
             try:
                 one(self.parts[0])
             finally:
@@ -168,20 +167,3 @@ def _reached(values: Sequence[Value], given: set[Value]) -> list[Value]:
             seen.add(id(x.node))
             stack.extend(reversed(x.node.inputs))
     return list(found)
-
-
-def _threads() -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(max(2, min(16, os.cpu_count() or 2)), "strata-branch")
-    return _pool
-
-
-def _forget_pool() -> None:
-    """A forked child has none of the threads."""
-    global _pool
-    _pool = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)

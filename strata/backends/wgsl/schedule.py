@@ -1,7 +1,7 @@
 """Schedules of shaders, as data: which loops are the grid, what a workgroup shares.
 
     points 2 by 64      the first two loops are points; an invocation each, 64 to a workgroup; other loops inside it
-    words 1 of 4 by 64  points, four neighbours an invocation: it writes whole words of packed elements (packed_words.py)
+    words 1 of 4 by 64  points, four neighbours an invocation: it writes whole words (packed_words.py)
     tiles 64 x 64 x 16 by 256   squares of a matmul's results (tiles.py)
     rows 1 by 256       the first loop is rows; a workgroup each, whose 256 invocations share the loops inside
 

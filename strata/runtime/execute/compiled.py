@@ -14,7 +14,7 @@ import numpy as np
 from strata.arguments import hot, refused, signed, too_many, untouched
 from strata.backends import DeviceHome, Executable, FastCall
 from strata.config import config
-from strata.core import Table, folded, here, new_rlock
+from strata.core import SharedThreads, Table, folded, here, new_rlock
 from strata.errors import OptionError, UnknownNameError
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread
 from strata.mir import Graph, infer_binding, leaf_name, near, some_of
@@ -22,7 +22,6 @@ from strata.runtime.compile.options import CompileOptions
 from strata.runtime.compile.pipeline import CompilePipeline
 from strata.runtime.execute import on_device
 from strata.runtime.execute.arrays import USABLE, StoredArray, kept_apart, signature
-from strata.runtime.execute.background import background
 from strata.runtime.execute.extent import Extents, is_remembered
 from strata.runtime.execute.feeds import by_name, check_outputs, check_params, read_input, refuse_extra, sizes, together
 from strata.runtime.execute.foreign import like_first, read_param
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 MOST_FORMS = 8  # other programs for calls where a symbol is 1 and broadcast
 
 _ABSENT: Any = None
+_background = SharedThreads(4, "strata-submit")
 
 
 @hot
@@ -356,7 +356,7 @@ class CompiledGraph:
 
     def submit(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> Future[tuple[np.ndarray, ...]]:
         """Run in the background; the arrays must not change until the result is there."""
-        return background().submit(self.run, feeds, **named)
+        return _background.submit(self.run, feeds, **named)
 
     def run_pipelined(self, sets: Iterable[Mapping[str, Any]]) -> list[tuple[np.ndarray, ...]]:
         """Several runs, as many at a time as there are threads; results in the order of the sets."""

@@ -54,6 +54,28 @@ class Matrices:
         self._count_caller(-1)
         f.ret()
 
+    def run_solve(
+        self,
+        right: str,
+        out: str,
+        of: tuple[str, str],
+        sizes: tuple[str, str],
+        solve: Callable[[str, str, str, str], None],
+    ) -> None:
+        """Right sides as columns, solved in place: solve(matrix, columns, n, k), whose sizes are addresses.
+
+        `of` are the tables of the matrix and of the right side that each system of the joint stack has.
+        """
+        f, (n, k) = self.f, sizes
+
+        def one(i: str, columns: str) -> None:
+            at, b_at = (f.load("i64", f.address("i64", table, i), 8) for table in of)
+            self.transpose(columns, self.at(right, f.mul(b_at, f.mul(n, k))), n, k)
+            solve(at, columns, self.integer(n), self.integer(k))
+            self.transpose(self.at(out, f.mul(i, f.mul(n, k))), columns, k, n)
+
+        self.run(one)
+
     def _count_caller(self, change: int) -> None:
         """While anyone is inside, the library runs on the thread that calls it: matrices are what is shared out.
 

@@ -45,16 +45,11 @@ def _solve(node: Node, target: Target) -> NativeOp:
         f = m.f
         right, out, factors, pivots, of_a, of_b, n, k, getrs, _ = m.given
 
-        def solve(i: str, columns: str) -> None:
-            at = f.load("i64", f.address("i64", of_a, i), 8)
-            b_at = f.load("i64", f.address("i64", of_b, i), 8)
-            m.transpose(columns, m.at(right, f.mul(b_at, f.mul(n, k))), n, k)
-            size, count = m.integer(n), m.integer(k)
+        def solve(at: str, columns: str, size: str, count: str) -> None:
             own, swaps = m.at(factors, f.mul(at, f.mul(n, n))), f.address("i32", pivots, f.mul(at, n))
             m.call(getrs, m.letter("C" if adjoint else "N"), size, count, own, size, swaps, columns, size)
-            m.transpose(m.at(out, f.mul(i, f.mul(n, k))), columns, k, n)
 
-        m.run(solve)
+        m.run_solve(right, out, (of_a, of_b), (n, k), solve)
 
     def plan(sizes: Sizes) -> Planned:
         batch_a, n, _ = stack_of(a.shape, sizes)
@@ -98,11 +93,7 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
         f = m.f
         source, right, out, infos, of_a, of_b, n, k, trtrs, _ = m.given
 
-        def solve(i: str, columns: str) -> None:
-            at = f.load("i64", f.address("i64", of_a, i), 8)
-            b_at = f.load("i64", f.address("i64", of_b, i), 8)
-            m.transpose(columns, m.at(right, f.mul(b_at, f.mul(n, k))), n, k)
-            size, count = m.integer(n), m.integer(k)
+        def solve(at: str, columns: str, size: str, count: str) -> None:
             # rows read as columns are the transpose: the other triangle, and the other form of the system
             letters = [
                 m.letter("L" if upper else "U"),
@@ -111,9 +102,8 @@ def _triangular_solve(node: Node, target: Target) -> NativeOp:
             ]
             info = m.call(trtrs, *letters, size, count, m.at(source, f.mul(at, f.mul(n, n))), size, columns, size)
             f.store("i64", info, f.address("i64", infos, at), 8)
-            m.transpose(m.at(out, f.mul(i, f.mul(n, k))), columns, k, n)
 
-        m.run(solve)
+        m.run_solve(right, out, (of_a, of_b), (n, k), solve)
 
     def plan(sizes: Sizes) -> Planned:
         batch_a, n, _ = stack_of(a.shape, sizes)

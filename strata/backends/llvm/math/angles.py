@@ -178,22 +178,22 @@ def _asin_half(m: VectorMath, t: str, z: str) -> str:
     return m.fma(m.mul(t, z), m.polynomial(z, _ASIN[m.bits]), t)
 
 
-def asin(m: VectorMath, x: str) -> str:
+def _asin_of_size(m: VectorMath, x: str) -> tuple[str, str]:
+    """Whether |x| is near 1, and asin of |x|, or there of what is half as far from π/2."""
     a = m.abs(x)
     outer = m.test("ogt", a, m.c(_ASIN_LIMIT[m.bits]))
     z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
-    t = m.select(outer, m.sqrt(z), a)
-    made = _asin_half(m, t, z)
+    return outer, _asin_half(m, m.select(outer, m.sqrt(z), a), z)
+
+
+def asin(m: VectorMath, x: str) -> str:
+    outer, made = _asin_of_size(m, x)
     turned = m.sub(m.c(_HALF_PI[m.bits][0]), m.sub(m.add(made, made), m.c(_HALF_PI[m.bits][1])))
     return m.copysign(m.select(outer, turned, made), x)
 
 
 def acos(m: VectorMath, x: str) -> str:
-    a = m.abs(x)
-    outer = m.test("ogt", a, m.c(_ASIN_LIMIT[m.bits]))
-    z = m.select(outer, m.mul(m.sub(m.c(1.0), a), m.c(0.5)), m.mul(a, a))
-    t = m.select(outer, m.sqrt(z), a)
-    made = _asin_half(m, t, z)
+    outer, made = _asin_of_size(m, x)
     double = m.add(made, made)
     negative = m.test("olt", x, m.c(0.0))
     far = m.select(negative, m.add(m.sub(m.c(2 * _HALF_PI[m.bits][0]), double), m.c(2 * _HALF_PI[m.bits][1])), double)

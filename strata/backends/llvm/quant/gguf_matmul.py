@@ -32,7 +32,7 @@ from strata.backends.llvm.quant.gguf_blocks import (
 from strata.backends.llvm.quant.gguf_decoded import DecodedRows
 from strata.backends.llvm.quant.gguf_panel import GROUP, GgufPanels, panel_rows
 from strata.backends.llvm.quant.gguf_wide import LEVELS as WIDE_LEVELS
-from strata.backends.llvm.quant.gguf_wide import STREAMS, WideRows, WideStep, each_row, row_points, wide_step
+from strata.backends.llvm.quant.gguf_wide import STREAMS, WideRows, WideStep, each_product, row_points, wide_step
 from strata.core import Target, TensorType, dim_prod, f32
 from strata.mir import Node, Op
 from strata.ops import gguf_blocks
@@ -220,15 +220,7 @@ class GgufRows:
         self.row_bytes = f.mul(self.blocks, form.bytes)
 
     def emit(self) -> None:
-        f = self.f
-        f.loop(
-            0,
-            self.rows,
-            1,
-            [],
-            lambda t, _: each_row(f, self.n, lambda rows: self.row(rows, t)),
-        )
-        f.ret()
+        each_product(self.f, self.rows, self.n, self.row)
 
     def row(self, rows: list[Value], token: Value) -> None:
         """Some rows of weights times one row of x, whose scales are multiplied into those of the weights first."""

@@ -180,6 +180,12 @@ def each_row(f: IrFunction, n: Value, take: Callable[[list[Value]], None]) -> No
     f.loop(f.smax("%begin", part), "%end", 1, [], lambda i, _: take([f.add(left, i)]))
 
 
+def each_product(f: IrFunction, rows: Value, n: Value, row: Callable[[list[Value], Value], None]) -> None:
+    """The rest of a kernel: row(some rows of weights, one row of x) for all of both."""
+    f.loop(0, rows, 1, [], lambda t, _: each_row(f, n, lambda some: row(some, t)))
+    f.ret()
+
+
 def row_points(n: int) -> int:
     """Points of `each_row`."""
     return n // STREAMS + n % STREAMS
@@ -203,14 +209,7 @@ class WideRows:
         f = self.f
         if self.copies:
             fill_zero(f, self.copies, STREAMS * self.room)
-        f.loop(
-            0,
-            self.rows,
-            1,
-            [],
-            lambda t, _: each_row(f, self.n, lambda rows: self.row(rows, t)),
-        )
-        f.ret()
+        each_product(f, self.rows, self.n, self.row)
 
     def row(self, rows: list[Value], token: Value) -> None:
         """Some rows of weights times one row of x."""
