@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import stat
 import tempfile
 import time
@@ -41,6 +42,7 @@ _SUM = len(MAGIC)
 _KEY = _SUM + 32
 _LENGTH = _KEY + 32
 _HEAD = _LENGTH + 4
+_KEY_FORM = re.compile("[0-9a-f]{64}")
 _PROBE = 1 << 20  # bytes that are written to find out whether there is room
 STALE_SECONDS = 3600  # temporary files older than this were left by a process that died
 LOCK_SECONDS = 60  # to wait for another process that makes the same entry, before making it too
@@ -378,7 +380,7 @@ def _is_same_file(handle: int, path: Path) -> bool:
 
 
 def _is_key(text: str) -> bool:
-    return len(text) == 64 and all(c in "0123456789abcdef" for c in text)
+    return _KEY_FORM.fullmatch(text) is not None
 
 
 def _stranger(root: Path) -> str | None:

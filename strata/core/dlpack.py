@@ -68,7 +68,6 @@ def _copied(x: Any) -> np.ndarray | None:
 
 # memory of devices
 
-_KINDS = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLPack's numbers, by NumPy's letters
 _BY_KIND = {(0, 8): "i8", (0, 16): "i16", (0, 32): "i32", (0, 64): "i64", (1, 8): "u8", (1, 16): "u16", (1, 32): "u32",
             (1, 64): "u64", (2, 16): "f16", (2, 32): "f32", (2, 64): "f64", (5, 64): "c64", (5, 128): "c128",
             (6, 8): "bool", **_NAMES}  # fmt: skip

@@ -75,10 +75,6 @@ class Target:
         return self.has("f16c") or self.has("neon")
 
     @property
-    def has_vnni(self) -> bool:
-        return self.has("avx512vnni") or self.has("avxvnni")
-
-    @property
     def feature_text(self) -> str:
         """As the code generator takes it: `+avx2,+fma`."""
         # without the last one, 512-bit operations are split in two on cores that are tuned to avoid them

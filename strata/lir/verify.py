@@ -38,7 +38,7 @@ def verify_plan(lir: Lir) -> None:
             raise _broken(lir, f"result {name} is not a buffer")
         if name not in written:
             raise _broken(lir, f"result {name} is never written")
-    _check_placement(lir, known)
+    _check_placement(lir)
 
 
 def _check_bodies(lir: Lir, at: int, step: Step) -> None:
@@ -190,7 +190,7 @@ def unproven_views(lir: Lir) -> list[str]:
     return found
 
 
-def _check_placement(lir: Lir, known: dict[str, LirBuffer]) -> None:
+def _check_placement(lir: Lir) -> None:
     """Buffers alive at the same step do not overlap."""
     try:
         placement = lir.placement()

@@ -18,7 +18,6 @@ from strata.config import config
 from strata.core import Deadline, Meter, TensorType, over_budget, show_bytes, substitute
 
 ALWAYS = 1 << 24  # elements of a tensor that no model is refused for
-MOST_AXES = 32
 HELD = 4  # arrays of the host may be so many times what the model holds and is given, and `max_folded_bytes` more
 WATCHED = 1 << 12  # bytes of an array that is worth counting
 

@@ -454,9 +454,7 @@ def while_(module: ModuleReader, op: HloOp, given: list[Item]) -> list[Value]:
 @rule("if")
 def if_(module: ModuleReader, op: HloOp, given: list[Item]) -> list[Value]:
     then, orelse = op.regions
-    return _either(
-        module, given[0].value, lambda: module.apply_region(then, ()), lambda: module.apply_region(orelse, ())
-    )
+    return _either(given[0].value, lambda: module.apply_region(then, ()), lambda: module.apply_region(orelse, ()))
 
 
 @rule("case")
@@ -468,7 +466,6 @@ def case(module: ModuleReader, op: HloOp, given: list[Item]) -> list[Value]:
         if first == len(regions) - 1:
             return module.apply_region(regions[first], ())
         return _either(
-            module,
             ops.equal(at, scalar(first, at)),
             lambda: module.apply_region(regions[first], ()),
             lambda: chosen(first + 1),
@@ -477,8 +474,6 @@ def case(module: ModuleReader, op: HloOp, given: list[Item]) -> list[Value]:
     return chosen(0)
 
 
-def _either(
-    module: ModuleReader, predicate: Value, then: Callable[[], list[Value]], orelse: Callable[[], list[Value]]
-) -> list[Value]:
+def _either(predicate: Value, then: Callable[[], list[Value]], orelse: Callable[[], list[Value]]) -> list[Value]:
     made = ops.cond(ops.reshape(predicate, ()), lambda: tuple(then()), lambda: tuple(orelse()))
     return list(made)

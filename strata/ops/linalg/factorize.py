@@ -35,9 +35,9 @@ def _left(a: Value, b: Value, *, lower: bool) -> Value:
     return TriangularSolve(upper=not lower)(a, b)
 
 
-def _right(b: Value, a: Value, *, lower: bool) -> Value:
-    """b·a⁻¹ for a triangular a."""
-    return swapaxes(TriangularSolve(upper=not lower, transpose=True)(a, swapaxes(b, -1, -2)), -1, -2)
+def _right(b: Value, a: Value) -> Value:
+    """b·a⁻¹ for an upper triangular a."""
+    return swapaxes(TriangularSolve(upper=True, transpose=True)(a, swapaxes(b, -1, -2)), -1, -2)
 
 
 def _product(*factors: Value) -> Value:
@@ -130,7 +130,7 @@ class Qr(MatrixOp):
                 f"qr: the complete Q of {x.type} has no derivative; reduced mode has one", code="R210"
             )
         q, r = out
-        moved = _right(dx, r, lower=False)
+        moved = _right(dx, r)
         inner = MatMul()(adjoint(q), moved)
         below = triangle(inner, lower=True, offset=-1)
         rotation = below - adjoint(below)  # skew-Hermitian: Qᴴ·dQ
@@ -291,17 +291,17 @@ class Lu(MatrixOp):
 
     def _tall(self, lower: Value, upper: Value, moved: Value, m: Dim, n: Dim) -> tuple[Value, Value]:
         top = narrow(lower, -2, 0, n)
-        inner = _right(_left_unit(top, narrow(moved, -2, 0, n)), upper, lower=False)
+        inner = _right(_left_unit(top, narrow(moved, -2, 0, n)), upper)
         du = MatMul()(triangle(inner, lower=False), upper)
         dl = MatMul()(top, triangle(inner, lower=True, offset=-1))
         if m == n:
             return dl, du
         rest = narrow(moved, -2, n, m - n) - MatMul()(narrow(lower, -2, n, m - n), du)
-        return concat([dl, _right(rest, upper, lower=False)], -2), du
+        return concat([dl, _right(rest, upper)], -2), du
 
     def _wide(self, lower: Value, upper: Value, moved: Value, m: Dim, n: Dim) -> tuple[Value, Value]:
         left = narrow(upper, -1, 0, m)
-        inner = _right(_left_unit(lower, narrow(moved, -1, 0, m)), left, lower=False)
+        inner = _right(_left_unit(lower, narrow(moved, -1, 0, m)), left)
         dl = MatMul()(lower, triangle(inner, lower=True, offset=-1))
         du = MatMul()(triangle(inner, lower=False), left)
         rest = narrow(moved, -1, m, n - m) - MatMul()(dl, narrow(upper, -1, m, n - m))

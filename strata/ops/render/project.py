@@ -129,11 +129,11 @@ def finite_parts(scene: Scene, camera: CameraView) -> SplatParts:
     p, ls, q, rgb = safe[:4]
     s0, s1, s2 = (maximum(scene.op.radius_scale * exp(clip(x, None, LARGEST_LOG)), SMALLEST) for x in ls)
     position = (p[0], p[1], p[2])
-    colour = _colour(scene, position, rgb, safe[5:], camera)
+    colour = _colour(position, rgb, safe[5:], camera)
     return SplatParts(position, (s0, s1, s2), (q[0], q[1], q[2], q[3]), clip(safe[4][0], 0.0, 1.0), colour, good)
 
 
-def _colour(scene: Scene, position: Vector, rgb: list[Value], sh: list[list[Value]], camera: CameraView) -> Vector:
+def _colour(position: Vector, rgb: list[Value], sh: list[list[Value]], camera: CameraView) -> Vector:
     """Colours seen from the camera: harmonics of degree 0 and 1, or the plain colours where no splat has any."""
     plain = [(clip(c, 0.0, 1.0) - 0.5) * (1 / C0) for c in rgb]
     if not sh:

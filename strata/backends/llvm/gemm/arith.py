@@ -8,6 +8,7 @@ below the least normal one as zero. Packed operands keep the values of one step 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from strata.backends.llvm.ir.builder import IrFunction, Value, constant, element_of, vector
@@ -55,9 +56,12 @@ def is_multiplied(dtype: DType) -> bool:
     return not dtype.is_complex and not dtype.is_bool and dtype.bits >= 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GemmArithmetic:
-    """Element types of one contraction: of A and B in memory as the micro-kernel reads them, and of the sums."""
+    """Element types of one contraction: of A and B in memory as the micro-kernel reads them, and of the sums.
+
+    What follows from them is found once: the emitter asks for it at every instruction.
+    """
 
     a: DType
     b: DType
@@ -70,58 +74,58 @@ class GemmArithmetic:
             if not is_multiplied(dtype):
                 raise DTypeError(f"contractions do not multiply elements of type {dtype}", code="D120")
 
-    @property
+    @cached_property
     def is_byte_dot(self) -> bool:
         """Bytes summed in i32 by the processor's own dot products; two unsigned operands are widened instead."""
         bytes_ = self.accumulator is i32 and {self.a, self.b} <= {i8, u8} and i8 in (self.a, self.b)
         return bytes_ and self.lanes in _PAIR_DOT and "x86" in self.target.triple
 
-    @property
+    @cached_property
     def has_quad_dot(self) -> bool:
         return self.is_byte_dot and self.target.has("avx512vnni") and self.lanes in _BYTE_DOT
 
-    @property
+    @cached_property
     def is_half_dot(self) -> bool:
         """Pairs of bf16 multiplied and summed in f32 by one instruction."""
         halves = self.a is bf16 and self.b is bf16 and self.accumulator is f32
         return halves and self.by_twos and self.target.has("avx512bf16") and self.lanes in _HALF_DOT
 
-    @property
+    @cached_property
     def group(self) -> int:
         """k's of one step."""
         return 4 if self.has_quad_dot else 2 if self.is_byte_dot or self.is_half_dot else 1
 
-    @property
+    @cached_property
     def is_shifted(self) -> bool:
         """The quad dot takes one unsigned operand: A is raised by 128, and 128 times B's sums are taken off."""
         return self.has_quad_dot and self.a is i8 and self.b is i8
 
-    @property
+    @cached_property
     def head(self) -> int:
         """k's before the first of a packed panel of B: their place holds what the sums of its columns start at."""
         return self.group if self.is_shifted else 0
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Output columns of one vector."""
         return self.target.lanes(self.accumulator.itemsize)
 
-    @property
+    @cached_property
     def type(self) -> str:
         """One vector of sums."""
         return memory_type(self.accumulator, self.lanes)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of one sum."""
         return self.accumulator.itemsize
 
-    @property
+    @cached_property
     def a_bytes(self) -> int:
         """Of one row in one step."""
         return self.group * self.a.itemsize
 
-    @property
+    @cached_property
     def b_bytes(self) -> int:
         """Of one vector of columns in one step."""
         return self.group * self.lanes * self.b.itemsize

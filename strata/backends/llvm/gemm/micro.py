@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, Literal
 
 from strata.backends.llvm.gemm.arith import GemmArithmetic
@@ -52,7 +53,7 @@ class RegisterTile:
 Layout = Literal["rows", "packed", "columns", "pointers"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Micro:
     """One micro-kernel: its tile, and how A lies.
 
@@ -117,7 +118,12 @@ class Micro:
 
     def _at(self, column: int) -> GemmArithmetic:
         """What is computed for a vector of columns."""
-        if not self.tile.is_half or column < self.tile.across - 1:
+        return self._of_last if column == self.tile.across - 1 else self.arithmetic
+
+    @cached_property
+    def _of_last(self) -> GemmArithmetic:
+        """For the last vector of a row, which may be half as wide."""
+        if not self.tile.is_half:
             return self.arithmetic
         target = self.arithmetic.target
         return replace(self.arithmetic, target=replace(target, vector_bytes=target.vector_bytes // 2))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from strata.backends.llvm.gemm.arith import GemmArithmetic
@@ -29,7 +30,7 @@ UNBOUNDED: Final = 1 << 30
 CHUNK_SECONDS: Final = 12e-6  # the least work worth handing out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contraction:
     """One matmul, ready to be emitted.
 
@@ -89,7 +90,7 @@ class Contraction:
         assert not self.ends_in_registers or not (self.k_block or self.is_pair or self.is_complex)
         assert not self.is_open or not (self.k_block or self.a_runs or self.is_complex)
 
-    @property
+    @cached_property
     def arithmetic(self) -> GemmArithmetic:
         """Element types inside the micro-kernel: a packed A is already converted, except for the byte dot."""
         arithmetic = GemmArithmetic(self.a, self.b, self.accumulator, self.target, self.by_twos)

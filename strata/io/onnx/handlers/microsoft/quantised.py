@@ -18,7 +18,6 @@ from strata.io.onnx.registry import reads
 from strata.mir import Value
 
 MS = "com.microsoft"
-HIDDEN = -1e30
 
 reads("QuantizeLinear", domain=MS)(quantize_linear)
 reads("DequantizeLinear", domain=MS)(dequantize_linear)
