@@ -117,7 +117,7 @@ class Run:
             for axis, d in enumerate(leaf.shape):
                 if isinstance(d, str):
                     high = next(s.high for s in self.program.sizes if s.name == d)
-                    buckets.setdefault(i, {})[axis] = [64 if high is None else high]
+                    buckets.setdefault(i, {})[axis] = [max(64, self.program.values[d]) if high is None else high]
         return [x.numpy() for x in tensors.jit(self.program.function(), buckets=buckets)(*self.given())]
 
     def text(self) -> Arrays:
