@@ -64,8 +64,12 @@ class DecodeState:
 class DecoderSizes(Protocol):
     """The configuration of a decoder, as far as generation needs it."""
 
-    positions: int  # tokens that the model was made for
-    vocab: int
+    @property
+    def positions(self) -> int:
+        """Tokens that the model was made for."""
+
+    @property
+    def vocab(self) -> int: ...
 
     @property
     def slots(self) -> Sequence[Slot]:
