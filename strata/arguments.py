@@ -208,7 +208,7 @@ def untouched(fn: T) -> T:
     return fn
 
 
-def signed(like: Callable[..., None]) -> Callable[[T], T]:
+def signed(like: Callable[..., Any]) -> Callable[[T], T]:
     """A function that is left as it is, and takes whatever it is given so that it can tell; its signature as shown."""
 
     def mark(fn: T) -> T:

@@ -161,8 +161,10 @@ def kind_of(annotation: Any) -> Kind | None:
         return _sequence(base, kind_of(args[0]) if args else None)
     if base.__name__ in _ARRAYS:
         return _ARRAY
-    if base in (object, complex, Any) or getattr(base, "_is_protocol", False):
+    if base in (object, complex, Any):
         return None
+    if getattr(base, "_is_protocol", False):
+        return _instance(base) if getattr(base, "_is_runtime_protocol", False) else None
     return _instance(base)
 
 
@@ -210,7 +212,7 @@ def _one_of(choices: tuple[Any, ...]) -> Kind:
 def _instance(cls: type) -> Kind:
     words = {str: "a text", bytes: "bytes", type: "a class"}.get(cls) or _WORDS.get(cls.__name__) or _article(cls)
 
-    is_ours = cls.__module__.partition(".")[0] == "strata"
+    is_ours = cls.__module__.partition(".")[0] == "strata" and not getattr(cls, "_is_protocol", False)
 
     def take(value: Any) -> Any:
         """Also a stand-in: an object of a class of the caller's own, which knows what it stands in for."""
@@ -248,6 +250,7 @@ def _sequence(base: type, item: Kind | None) -> Kind:
     if item is not None:
         words += f" of {_plural(item.words)}"
     lazily = base is collections.abc.Iterable
+    in_order = base in (list, tuple, collections.abc.Sequence)
 
     def take(value: Any) -> Any:
         if isinstance(value, (str, bytes, collections.abc.Mapping)) or not _is_iterable(value):
@@ -255,6 +258,8 @@ def _sequence(base: type, item: Kind | None) -> Kind:
         if isinstance(value, Iterator):
             if lazily:
                 return value
+            value = tuple(value)
+        elif in_order and not hasattr(type(value), "__getitem__"):  # a set, or keys of a mapping
             value = tuple(value)
         if item is None:
             return value

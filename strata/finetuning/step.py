@@ -45,7 +45,9 @@ class TrainingStep:
         chosen = ops.take_along_axis(ops.log_softmax(logits, axis=-1), ops.insert_axis(labels, -1), axis=-1)
         lost = ops.reshape(chosen, counts.shape) * counts
         loss = -ops.sum(lost) / ops.sum(counts)
-        bound = graph.returning(loss).bind({"B": batch, "S": length, "C": length})
+        whole = graph.returning(loss)
+        sizes = {"B": batch, "S": length, "C": length}  # C: rows of a KV cache, which not every decoder has
+        bound = whole.bind({name: size for name, size in sizes.items() if name in whole.symbols()})
         self._blocks = {leaf_name(x): builder.bound.pop(leaf_name(x)) for x in bound.params if x.dtype is u8}
         bound = _with_inputs(bound, self._blocks)
         wanted = set(changes)

@@ -36,6 +36,7 @@ from strata.kernel.ir import (
     apply,
     as_data,
     as_index,
+    is_product,
     narrowed,
     size,
     widened,
@@ -158,6 +159,11 @@ class KernelBuilder:
     def rounded(self, x: Expr) -> Expr:
         """As it is read back from memory: a cast to its own type, where that has fewer digits than registers."""
         return apply("cast", x, dtype=x.dtype)
+
+    def rounded_product(self, x: Expr) -> Expr:
+        """As it is read back from memory by a sum, which adds other products with one rounding. Adding -0.0 changes no
+        number, and takes no instruction."""
+        return apply("add", x, Const(-0.0, x.dtype)) if is_product(x) else x
 
     def bitcast(self, x: Expr, dtype: DType) -> Expr:
         return apply("bitcast", x, dtype=dtype)

@@ -281,6 +281,11 @@ class Scalar(Expr):
         return self.args
 
 
+def is_product(x: Expr) -> bool:
+    """Whether it is a product of floats, which can be multiplied and added to something with one rounding."""
+    return isinstance(x, Scalar) and x.name == "mul" and x.dtype.is_float
+
+
 def _makes_index(name: str, args: tuple[Expr, ...]) -> bool:
     """Whether a function of i64 values gives an index."""
     if name in ("index", "data", "cast", "bitcast"):
@@ -317,7 +322,7 @@ class Reduce(_Fold):
     @property
     def sums_products(self) -> bool:
         """Whether its terms are products, each of which may be added with one rounding."""
-        return self.kind == "sum" and self.dtype.is_float and isinstance(self.body, Scalar) and self.body.name == "mul"
+        return self.kind == "sum" and is_product(self.body)
 
     def over(self, axes: tuple[Axis, ...], body: Expr) -> Reduce:
         """The same reduction of another body, in the same order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -71,8 +71,9 @@ def beyond_limits(group: FusionGroup, limits: FusionLimits | None) -> dict[Value
 class KernelOf:
     """Builds the kernel expression of some roots, and says what keeps it from being one kernel."""
 
-    def __init__(self, stored: set[Value], group: FusionGroup) -> None:
+    def __init__(self, stored: set[Value], group: FusionGroup, is_shared: Callable[[Value], bool]) -> None:
         self.stored = stored
+        self.is_shared = is_shared  # others read it too: sizes decide whether it is stored
         self.group = group
         self.k = KernelBuilder("kernel")
         self.views: dict[Value, View] = {}
@@ -167,7 +168,7 @@ class KernelOf:
         what = traits(node)
 
         def read(index: tuple[Expr, ...]) -> Expr:
-            inputs = [self.views[x] for x in node.inputs]
+            inputs = [self._terms(x) if what.sums and self.is_shared(x) else self.views[x] for x in node.inputs]
             expr = as_tuple(node.op.lower(self.k, index, *inputs))[value.index]
             if what.reduces or what.scans:
                 for e in postorder([expr]):
@@ -176,6 +177,11 @@ class KernelOf:
             return self.k.rounded(expr)
 
         return self.k.view(value.type, read)
+
+    def _terms(self, x: Value) -> View:
+        """A value that is summed up, and may be stored for others that read it: the same terms in both cases."""
+        view = self.views[x]
+        return self.k.view(x.type, lambda index: self.k.rounded_product(view[index]))
 
     def contractions(self) -> int:
         return sum(traits(n).contracts for n in self.group.nodes)

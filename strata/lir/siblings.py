@@ -6,6 +6,7 @@ One kernel goes through the rows and writes all of them, so a token takes one st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from strata.core import Dim
@@ -22,7 +23,11 @@ ROW = 1 << 14  # elements of a row of all of them: rows are what is handed out t
 
 
 def join_siblings(
-    order: list[FusionGroup], stored: set[Value], fixed: set[Value], limits: FusionLimits | None = None
+    order: list[FusionGroup],
+    stored: set[Value],
+    fixed: set[Value],
+    is_shared: Callable[[Value], bool],
+    limits: FusionLimits | None = None,
 ) -> list[FusionGroup]:
     """The same steps in the same order, neighbours joined. What depends on parameters only is stepped over."""
     readers: dict[Value, int] = {}
@@ -37,7 +42,7 @@ def join_siblings(
             made.insert(at, group)
             last = None if last is None else at + 1
             continue
-        joined = _joined(made[last], group, stored, readers, limits) if last is not None else None
+        joined = _joined(made[last], group, stored, readers, is_shared, limits) if last is not None else None
         if joined is not None and last is not None:
             made[last] = joined
         else:
@@ -47,7 +52,12 @@ def join_siblings(
 
 
 def _joined(
-    first: FusionGroup, second: FusionGroup, stored: set[Value], readers: dict[Value, int], limits: FusionLimits | None
+    first: FusionGroup,
+    second: FusionGroup,
+    stored: set[Value],
+    readers: dict[Value, int],
+    is_shared: Callable[[Value], bool],
+    limits: FusionLimits | None,
 ) -> FusionGroup | None:
     """Both as one kernel, where that is sound and worth it."""
     if first.is_closed or second.is_closed:
@@ -67,7 +77,7 @@ def _joined(
     if any(readers[x] > 1 for x in starts):
         return None  # others read what is changed, and would have to come before all of the kernel
     group = FusionGroup([*first.roots, *second.roots])
-    builder = KernelOf(stored, group)
+    builder = KernelOf(stored, group, is_shared)
     for root in group.roots:
         if root in first.updates or root in second.updates:
             builder.add_update(root)

@@ -20,6 +20,7 @@ class Traits:
     moves: bool  # copies elements: no arithmetic
     cost: int
     updates: bool = False  # changes part of its first input
+    sums: bool = False  # adds up floats that are not its own products
     slides: bool = False  # a contraction over windows of its first input, read in runs along the last axis
 
 
@@ -45,12 +46,13 @@ def _probe(node: Node) -> Traits:
     exprs = postorder(roots)
     reduces = [e for e in exprs if isinstance(e, Reduce)]
     contracts = len(node.inputs) == 2 and any(e.kind == "sum" and is_product_of_loads(e) for e in reduces)
+    sums = any(e.kind == "sum" and e.dtype.is_float for e in reduces)
     values = [e for e in exprs if isinstance(e, Scalar) and e.dtype.name != "i64"]
     chooses = not reduces and all(e.name in _CHOICES for e in values)  # by index: loops are cut where it changes
     cost = 0 if chooses else sum(SCALARS[e.name].cost for e in values)
     return Traits(
         lowers=True, reduces=bool(reduces), scans=any(isinstance(e, Scan) for e in exprs), contracts=contracts,
-        moves=not reduces and not values and len(node.inputs) == 1, cost=cost,
+        moves=not reduces and not values and len(node.inputs) == 1, cost=cost, sums=sums and not contracts,
         updates=type(node.op).lower_into is not Op.lower_into, slides=contracts and getattr(node.op, "slides", False),
     )  # fmt: skip
 

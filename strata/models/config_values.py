@@ -101,6 +101,15 @@ def text(found: Mapping[str, Any], key: str, default: str) -> str:
     return value or default
 
 
+def names(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of names, or a text with bars between them; none where the key is missing or null."""
+    value = found.get(key)
+    listed = value.split("|") if isinstance(value, str) else value or []
+    if not isinstance(listed, list) or not all(isinstance(x, str) for x in listed):
+        raise FileError(f"the configuration has {key} = {_shown(value)}, a list of names is needed", code="F140")
+    return tuple(listed)
+
+
 def _is_number(value: Any) -> bool:
     return type(value) is int or (isinstance(value, float) and math.isfinite(value))
 

@@ -10,7 +10,7 @@ import numpy as np
 from strata.core import f32, i64
 from strata.mir import Value
 from strata.models.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
-from strata.models.config_values import real, text, whole
+from strata.models.config_values import names, real, text, whole
 from strata.models.modernbert import labels_tokens
 from strata.models.rotary_bert import HIDDEN, distances
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
@@ -37,8 +37,7 @@ class DebertaConfig(BertConfig):
     def from_json(cls, found: dict[str, Any], labels: int = 0) -> DebertaConfig:
         """From config.json."""
         hidden, positions = whole(found, "hidden_size"), whole(found, "max_position_embeddings", 512)
-        kinds = found.get("pos_att_type") or ()
-        kinds = tuple(kinds.split("|")) if isinstance(kinds, str) else tuple(str(k) for k in kinds)
+        kinds = names(found, "pos_att_type")
         farthest, buckets = found.get("max_relative_positions", -1), found.get("position_buckets", -1)
         farthest = farthest if isinstance(farthest, int) and farthest > 0 else positions
         return cls(

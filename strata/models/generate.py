@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from strata.models.generating.prompt_cache import load_prompt, save_prompt
 from strata.models.generating.prompts import PromptTokens, SeenImages, images_of
 from strata.models.generating.stages import StagedGraph
 from strata.models.grammar import Grammar
+from strata.models.loading import planned
 from strata.models.paged import PagedCache
 from strata.models.sampling import Sampler
 from strata.models.speculative import drafted_tokens
@@ -59,16 +60,33 @@ class DecodeState:
         )
 
 
+@runtime_checkable
+class DecoderSizes(Protocol):
+    """The configuration of a decoder, as far as generation needs it."""
+
+    @property
+    def positions(self) -> int:
+        """Tokens that the model was made for."""
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """What is kept of a sequence: rows of a KV cache, or states."""
+
+
 class Decoder(TextModel, Model):
     """A text generator. `graph_for(every)` builds its graph; `generate` runs it."""
 
     def __init__(
-        self, config: Any, build: Callable[..., Any], tokenizer: Callable[[], Tokenizer], *, device: str = "cpu",
-        context: int | None = None, experts: ExpertStores | None = None,
+        self, config: DecoderSizes, build: Callable[..., Any], tokenizer: Callable[[], Tokenizer], *,
+        device: str = "cpu", context: int | None = None, experts: ExpertStores | None = None,
     ) -> None:  # fmt: skip
-        self.config, self.device, self.experts = config, device, experts
+        self.config: Any = config
+        self.device, self.experts = device, experts
         most = getattr(config, "stretched", config.positions)
-        self.context = min(context or min(CONTEXT, config.positions), max(most, config.positions))
+        self.context = min(planned(context) or min(CONTEXT, config.positions), max(most, config.positions))
         self._build = build
         self._make_tokenizer = tokenizer
         self._graphs: dict[tuple[bool, bool, Layout, tuple[tuple[str, int], ...]], Runnable] = {}

@@ -23,7 +23,7 @@ def load(
     """
     if not isinstance(path, (str, os.PathLike)):
         raise FileError(f"load: {path!r} is not a path", code="F148")
-    place = Path(path)
+    place, context = Path(path), planned(context)
     if place.is_dir():
         found = imported("strata.models.families").load_folder(
             place, device, context, _adapter(adapter), merge, _budget(experts)
@@ -49,6 +49,13 @@ def load(
 
 def _adapter(folder: str | os.PathLike[str] | None) -> Any:
     return None if folder is None else imported("strata.models.adapters").load_adapter(folder)
+
+
+def planned(context: int | None) -> int | None:
+    """The tokens that a text generator is told to plan for, checked."""
+    if context is not None and context < 1:
+        raise OptionError(f"context: a model plans for one token or more, got {context}", code="O615")
+    return context
 
 
 def _budget(experts: int | None) -> int | None:

@@ -130,10 +130,7 @@ class Sampler:
         self, logits: np.ndarray, before: Sequence[int], start: int = 0, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, int]:
         """Logits after penalties and biases, and the token with the largest."""
-        if logits.ndim != 1 or not logits.size:
-            raise ShapeError(f"logits are one row of numbers, got {logits.shape}", code="S600", place=here())
-        if logits.dtype.kind not in "fiuV":  # V: bf16, say
-            raise DTypeError(f"logits are real numbers, got {logits.dtype}", code="D104", place=here())
+        _check_logits(logits)
         if self.repetition_penalty != 1.0 and before:
             seen = np.unique(np.asarray(before))
             logits = logits.copy()
@@ -184,6 +181,14 @@ class Sampler:
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
     """Logarithms of the probabilities of all tokens, f32[V], before anything is penalised or left out."""
+    _check_logits(logits)
     x = logits.astype(np.float64)
     x -= x.max()
     return (x - np.log(np.exp(x).sum())).astype(np.float32)
+
+
+def _check_logits(logits: np.ndarray) -> None:
+    if logits.ndim != 1 or not logits.size:
+        raise ShapeError(f"logits are one row of numbers, got {logits.shape}", code="S600", place=here())
+    if logits.dtype.kind not in "fiuV":  # V: bf16, say
+        raise DTypeError(f"logits are real numbers, got {logits.dtype}", code="D104", place=here())

@@ -9,7 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from strata.arguments import public_names
+from strata.arguments import public_names, signed
 from strata.mir import METHODS, near
 from strata.tensor import random
 from strata.tensor.control import checkpoint, cond, custom_jvp, custom_vjp, scan, while_loop
@@ -55,9 +55,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *METHODS, "xp"})
 
 
+def _called(self: ModuleType, data: Any, dtype: Any = None, *, device: Any = None) -> Tensor:
+    return tensor(data, dtype, device=device)
+
+
 class _Package(ModuleType):
-    def __call__(self, data: Any, dtype: Any = None, *, device: Any = None) -> Tensor:
-        return tensor(data, dtype, device=device)
+    @signed(_called)
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import mmap
 import os
 from collections.abc import Callable, Mapping
@@ -204,6 +205,9 @@ def created(fn: Callable[..., Any]) -> Callable[..., Any]:
         made = make(*args, **kwargs)
         return made if device is None and config().device == "cpu" else tree_map(lambda t: _placed(t, device), made)
 
+    shown = inspect.signature(fn)
+    device = inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any")
+    apply.__signature__ = shown.replace(parameters=[*shown.parameters.values(), device])  # type: ignore[attr-defined]
     return apply
 
 

@@ -65,7 +65,7 @@ TOO_HOT = {
 ON_ARRAYS = re.compile(r"CompiledGraph\.(run_(ready|resident)|takes_over|sized)$|Tensor\.results$|take_over$")
 NO_WAY_BACK = re.compile(  # calls that wait for others, run for ever or work on this very process
     r"serving\.(Server|WorkerPool|ask|replay|Service)|distributed\.(connect|run_members|SocketTransport|Thread|Group|Transport|local)"
-    r"|ort\.(install|uninstall|set_default_logger)|testing\.|register_backend|models\.(Image)?Decoder$|passes\.register"
+    r"|ort\.(install|uninstall|set_default_logger)|testing\.|register_backend|passes\.register"
 )
 
 
@@ -178,7 +178,7 @@ def _all() -> Iterator[Target]:
 def _names() -> Iterator[tuple[str, str, Any]]:
     for name in st.__all__:
         value = getattr(st, name)
-        if not isinstance(value, types.ModuleType):
+        if not isinstance(value, types.ModuleType) or callable(value):
             yield "st", name, value
     for module_name in MODULES:
         found: Any = st

@@ -54,8 +54,10 @@ class Drawer:
     def __init__(self, seed: int, length: int | None = None) -> None:
         self.rng = np.random.default_rng(seed)
         self.seed = seed
-        self.style = self.pick("plain", "plain", "extreme", "finite")
-        self.kinds = self.pick(FLOATS, WHOLE, WHOLE, (*FLOATS, *WHOLE, bool_), ALL_DTYPES, (c64, c128, f32))
+        self.sums = self.chance(5)  # mostly sums of floats: their order must not depend on what is known of sizes
+        self.style = "plain" if self.sums else self.pick("plain", "plain", "extreme", "finite")
+        kinds = (FLOATS, WHOLE, WHOLE, (*FLOATS, *WHOLE, bool_), ALL_DTYPES, (c64, c128, f32))
+        self.kinds = (f32, f32, f64) if self.sums else self.pick(*kinds)
         self.length = length or int(self.rng.integers(1, 9))
         self.sizes = [self.size(i) for i in range(2)]
         self.numbers = [self.pick(1, 2, 3, 3, 5, 7), self.pick(2, 3, 4, 10)]  # few, so that algebra meets them again
@@ -108,7 +110,8 @@ class Drawer:
         x = self.symbolic[at]
         fits = [
             i for i, y in enumerate(self.symbolic)
-            if y.dtype is x.dtype and (y.shape == x.shape or y.ndim == 0 or y.shape == x.shape[-y.ndim :])
+            if y.dtype is x.dtype and y.ndim <= x.ndim
+            and all(a in (1, b) for a, b in zip(y.shape, x.shape[x.ndim - y.ndim :], strict=True))
         ]  # fmt: skip
         return int(self.pick(*fits))
 
@@ -395,6 +398,11 @@ class Drawer:
             self.choose, self.convert, self.move, self.move, self.move, self.reduce, self.reduce, self.along,
             self.order, self.look_up, self.product, self.window, self.loop, self.branch, self.update, self.random,
         )  # fmt: skip
+        if self.sums:
+            families = (
+                self.unary, self.binary, self.binary, self.with_number, self.move, self.move, self.reduce, self.reduce,
+                self.reduce, self.along, self.product,
+            )  # fmt: skip
         tries = 0
         while len(self.steps) < self.length and tries < 40 and not self.is_broken:
             tries += 1

@@ -117,7 +117,7 @@ class Run:
             for axis, d in enumerate(leaf.shape):
                 if isinstance(d, str):
                     high = next(s.high for s in self.program.sizes if s.name == d)
-                    buckets.setdefault(i, {})[axis] = [64 if high is None else high]
+                    buckets.setdefault(i, {})[axis] = [max(64, self.program.values[d]) if high is None else high]
         return [x.numpy() for x in tensors.jit(self.program.function(), buckets=buckets)(*self.given())]
 
     def text(self) -> Arrays:
@@ -189,7 +189,7 @@ def check(program: Program, paths: Sequence[str] = MAIN) -> None:
             known = first.setdefault(key, (path, got))
             same_bits(path, known[0], got, known[1])
     if "symbolic" in paths and opens:
-        _check_sizes(program, ways)
+        _check_sizes(program, ways, in_bits="bits" in paths)
 
 
 def _opens(program: Program) -> bool:
@@ -215,8 +215,9 @@ def digest(program: Program) -> str:
     return found.hexdigest()[:16]
 
 
-def _check_sizes(program: Program, ways: Run) -> None:
-    """One compile at the smallest, the largest and other values of its sizes."""
+def _check_sizes(program: Program, ways: Run, *, in_bits: bool) -> None:
+    """One compile at the smallest, the largest and other values of its sizes; at one of them, it has the bits of a
+    compile for these numbers."""
     rng = np.random.default_rng([program.seed, 2])
     chosen: list[dict[str, int]] = [{s.name: s.low for s in program.sizes}]
     for _ in range(2):
@@ -226,12 +227,17 @@ def _check_sizes(program: Program, ways: Run) -> None:
     made = _outcome(lambda: ways.opened)
     if isinstance(made, type) or not _any_numbers(program):
         return  # it was judged already, or has numbers that an op wants
-    for values in chosen:
+    also = int(rng.integers(len(chosen)))
+    for number, values in enumerate(chosen):
         other = program.at(values)
         feeds = other.arrays()
         got, meaning = _outcome(lambda: run(ways.opened, feeds)), _meaning(other)  # noqa: B023
         if len(program.outputs) == 1 or not isinstance(got, type) or not isinstance(meaning, type):
             judge(f"symbolic at {values}", got, meaning)  # of several errors one is first: which one may differ
+        if in_bits and number == also and not isinstance(got, type):
+            known = _outcome(Run(other).graph)
+            if not isinstance(known, type):
+                same_bits(f"symbolic at {values}", "graph", got, known)
 
 
 def _any_numbers(program: Program) -> bool:

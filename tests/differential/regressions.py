@@ -273,6 +273,14 @@ REGRESSIONS: dict[str, Program] = {
         leaf(f32, 170, "n"), leaf(f32, "n"), n=1,
         steps=[Step("multiply", (V[0], V[1])), Step("sum", (V[2],), (("axis", None),))],
     ),
+    "a variance of products of one column": program(
+        leaf(f32, 3, "n"), leaf(f32, "n"), n=1,
+        steps=[Step("multiply", (V[0], V[1])), Step("var", (V[2],), (("axis", 0),))],
+    ),
+    "a variance of columns of products": program(
+        leaf(f32, 2, 9, "n"), leaf(f32, 9, 1), n=1,
+        steps=[Step("multiply", (V[0], V[1])), Step("var", (V[2],), (("axis", 1),))],
+    ),
     "a slice that may be all": program(
         leaf(f32, 170, "n"), n=3,
         steps=[exact("getitem", V[0], (slice(None), slice(None, 3))), Step("sum", (V[1],), (("axis", None),))],

@@ -78,6 +78,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         "    if order in ():\n        single", PROGRAMS,
     ),
     Mutation(
+        "shared-products-rounded-once", "strata/lir/fused.py",
+        "if what.sums and self.is_shared(x) else", "if what.sums and not x.shape else", PROGRAMS,
+    ),
+    Mutation(
         "sizes-rounded-towards-zero", "strata/backends/llvm/loops/values.py",
         "if not known_le(0, atom.a):  # it has", "if known_le(1, 0):  # it has", PROGRAMS,
     ),
@@ -185,11 +189,13 @@ MUTATIONS: tuple[Mutation, ...] = (
 )  # fmt: skip
 
 
-def mutated(mutation: Mutation, root: Path) -> None:
-    """Put a copy of the package and its tests into a folder, with the defect in it."""
+def mutated(mutation: Mutation | None, root: Path) -> None:
+    """Put a copy of the package and its tests into a folder, with the defect in it, if there is one."""
     for part in ("strata", "tests"):
         shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     shutil.copy(ROOT / "pyproject.toml", root)
+    if mutation is None:
+        return
     for file, old, new in mutation.changes:
         path = root / file
         text = path.read_text()
@@ -198,18 +204,20 @@ def mutated(mutation: Mutation, root: Path) -> None:
         compile(path.read_text(), file, "exec")
 
 
-def finds(mutation: Mutation) -> tuple[bool, str]:
-    """Whether the check fails on the package with the defect, and what it printed."""
+def fails(check: tuple[str, ...], mutation: Mutation | None = None) -> tuple[bool, str]:
+    """Whether a check fails on the package, with a defect or as it is, and what it printed."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         mutated(mutation, root)
         environment = {**os.environ, "PYTHONPATH": folder, "STRATA_CACHE_DIR": str(root / "cache")}
         done = subprocess.run(
-            [sys.executable, "-m", *mutation.check], cwd=root, env=environment, timeout=MOST_SECONDS,
+            [sys.executable, "-m", *check], cwd=root, env=environment, timeout=MOST_SECONDS,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-    is_found = done.returncode == 1 and (mutation.check[0] != "tests.machines" or "violation: " in done.stdout)
-    return is_found, done.stdout + done.stderr
+    told = check[0] != "tests.machines" or "violation: " in done.stdout
+    if mutation is None:
+        return done.returncode != 0, done.stdout + done.stderr
+    return done.returncode == 1 and told, done.stdout + done.stderr
 
 
 def main() -> int:
@@ -218,13 +226,20 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the names")
     options = parser.parse_args()
     chosen = [m for m in MUTATIONS if not options.names or m.name in options.names]
-    missed = 0
-    for mutation in chosen:
-        if options.list:
+    if options.list:
+        for mutation in chosen:
             print(f"{mutation.name}: {mutation.file}, found by {' '.join(mutation.check)}")
-            continue
+        return 0
+    missed = 0
+    for check in dict.fromkeys(m.check for m in chosen):  # what fails without a defect finds none
+        is_broken, output = fails(check)
+        missed += is_broken
+        print(f"{' '.join(check)}: {'FAILS without a defect' if is_broken else 'passes without a defect'}", flush=True)
+        if is_broken:
+            print(output[-4000:], flush=True)
+    for mutation in chosen:
         start = time.monotonic()
-        is_found, output = finds(mutation)
+        is_found, output = fails(mutation.check, mutation)
         missed += not is_found
         print(f"{mutation.name}: {'found' if is_found else 'MISSED'} in {time.monotonic() - start:.0f} s", flush=True)
         if not is_found:

@@ -10,10 +10,12 @@ from typing import Any
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily, Slot, kv_slots
-from strata.models.config_values import layer_count, mapping, of_layers, whole
+from strata.models.config_values import layer_count, mapping, of_layers, real, whole
 from strata.models.decoder_config import DecoderConfig, from_json, with_defaults
 from strata.models.llama import LlamaGraph, plain_names
-from strata.models.weights import ops
+from strata.models.weights import Weights, check_shapes, ops
+
+SPARSITY = "activation_sparsity_pattern"
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,26 @@ class Gemma3nConfig(DecoderConfig):
     def slots(self) -> tuple[Slot, ...]:
         return kv_slots(range(self.layers - self.shared), self.kv_heads, self.head_dim)
 
+    def check(self, weights: Weights) -> None:
+        super().check(weights)
+        check_shapes(self.family, weights, {"layers.0.altup.modality_router.weight": (self.streams, self.hidden)})
+
 
 def gemma3n_config(found: dict[str, Any]) -> Gemma3nConfig:
     """From config.json of the text model, or of one that sees and hears, too."""
     found = {**mapping(found, "text_config"), "model_type": "gemma3n_text"} if "text_config" in found else found
-    layers, width = layer_count(found), found.get("intermediate_size")
-    inners = of_layers(found, "intermediate_size", layers) if isinstance(width, list) else [width] * layers
-    sparsity = found.get("activation_sparsity_pattern") or 0.0
-    sparse = [float(sparsity)] * layers if isinstance(sparsity, (int, float)) else [
-        float(x) for x in of_layers(found, "activation_sparsity_pattern", layers) or ()]  # fmt: skip
-    if not inners or not all(isinstance(n, int) and n > 0 for n in inners) or not all(0 <= x < 1 for x in sparse):
-        raise FileError(f"the configuration has the widths {inners} and the sparsities {sparse}", code="F140")
+    layers = layer_count(found)
+
+    def each(key: str) -> list[dict[str, Any]]:
+        """A setting of each layer, from a list or from one that all have."""
+        given = found.get(key) or None
+        listed = of_layers(found, key, layers) if isinstance(given, list) else [given] * layers
+        return [{key: x} for x in listed or ()]
+
+    inners = [whole(x, "intermediate_size") for x in each("intermediate_size")]
+    sparse = [real(x, SPARSITY, 0.0, positive=False) for x in each(SPARSITY)]
+    if not all(0 <= x < 1 for x in sparse):
+        raise FileError(f"the configuration has the sparsities {sparse}", code="F140")
     made = from_json(with_defaults({**found, "intermediate_size": inners[0]}, rms_norm_eps=1e-6, head_dim=256))
     config = Gemma3nConfig(**{
         **vars(made), "inners": tuple(inners), "sparsity": tuple(sparse), "norm_offset": 0.0, "score_scale": 1.0,

@@ -51,7 +51,11 @@ class HybridConfig(MoeConfig):
 
     def check(self, weights: Weights) -> None:
         check_layers(self.family, self.layers, weights, "layers.{}.")
-        check_shapes(self.family, weights, {"embed_tokens.weight": (self.vocab, self.hidden)})
+        keys = [f"layers.{i}.self_attn.k_proj.weight" for i, has in enumerate(self.attends) if has]
+        check_shapes(self.family, weights, {
+            "embed_tokens.weight": (self.vocab, self.hidden),
+            **{name: (self.kv_heads * self.head_dim, self.hidden) for name in keys[:1] if name in weights},
+        })  # fmt: skip
 
 
 @dataclass(frozen=True)

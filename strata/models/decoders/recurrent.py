@@ -34,6 +34,7 @@ class RecurrentGraph(CachedGraph):
         """Each feature of x [B, S, C] convolved with the last `kernel` tokens; the tokens before are carried."""
         width = int(x.shape[-1])
         taps = self.param(f"{name}.weight", (width, 1, kernel))
+        self.check()  # a term is made for each tap: they must be there
         rows = ops.concat([self.carried[slot], x], 1)
         self.carry(slot, ops.narrow(rows, 1, self.count, kernel - 1))
         parts = [

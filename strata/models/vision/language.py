@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from strata.core import Table, f32, i32, i64, sym
 from strata.errors import OptionError
 from strata.mir import Value
 from strata.models.decoder_config import DecoderConfig
-from strata.models.generate import Decoder, Prompt
+from strata.models.generate import Decoder, DecoderSizes, Prompt
 from strata.models.generating.prompts import PromptTokens, SeenImages, images_of, laid_out
 from strata.models.llama import LlamaGraph
 from strata.models.tokenizer import Tokenizer
@@ -31,6 +31,7 @@ class ImageTokens:
     grid: tuple[int, int] = (0, 0)
 
 
+@runtime_checkable
 class ImageEncoder(Protocol):
     """The part of a model that turns images into vectors of its decoder."""
 
@@ -90,13 +91,9 @@ class ImageDecoder(Decoder):
     """A text generator that sees: prompts may have images."""
 
     def __init__(
-        self,
-        config: Any,
-        build: Callable[..., Any],
-        tokenizer: Callable[[], Tokenizer],
-        encoder: ImageEncoder,
-        **settings: Any,
-    ) -> None:
+        self, config: DecoderSizes, build: Callable[..., Any], tokenizer: Callable[[], Tokenizer],
+        encoder: ImageEncoder, **settings: Any,
+    ) -> None:  # fmt: skip
         super().__init__(config, build, tokenizer, **settings)
         self.image_encoder = encoder
         self._encoded: Table[bytes, ImageTokens] = Table("image tokens")

@@ -15,6 +15,7 @@ from strata.runtime.report.observe import OBSERVERS
 if TYPE_CHECKING:
     from strata.runtime.execute.compiled import CompiledGraph
 
+MOST_EXPERTS = 1 << 16  # of one layer
 ROUTED = ("grouped_matmul", "dequant_grouped_matmul")  # ops that take the number of an expert for each row
 
 
@@ -50,8 +51,9 @@ class ExpertWatch:
     """
 
     def __init__(self, compiled: CompiledGraph, experts: int) -> None:
-        if experts < 1:
-            raise OptionError(f"ExpertWatch: {experts} experts are none", code="O612", place=here())
+        if not 1 <= experts <= MOST_EXPERTS:
+            said = "are none" if experts < 1 else f"are more than {MOST_EXPERTS}"
+            raise OptionError(f"ExpertWatch: {experts} experts {said}", code="O612", place=here())
         self.experts, self._compiled, self._lock = experts, compiled, new_lock()
         self._layers: dict[str, list[int]] = {}  # steps by the buffer of ids
         for at, step in enumerate(compiled.lir.schedule):

@@ -15,6 +15,7 @@ from strata.errors import FileError
 from strata.io import save_gguf, save_safetensors
 from strata.models.decoder_config import from_json
 from tests.fuzz.mutate.configs import DECODER, ENCODER, GPT2, LONG, MODERN, SHORT, shapes
+from tests.fuzz.mutate.families import sound_models
 from tests.fuzz.mutate.weights import tiny_decoder
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -146,3 +147,27 @@ def test_missing_files_are_missing_files(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError) as caught:
             st.load(tmp_path / name)
         assert isinstance(caught.value, FileError)
+
+
+ONCE: tuple[tuple[str, str, Any], ...] = (  # what ended in another error, or went on and on
+    ("deberta-v2", "pos_att_type", 1.5),
+    ("bamba", "mamba_d_conv", 10**9),
+    ("gemma3n_text", "altup_num_inputs", 10**9),
+    ("qwen3_next", "head_dim", 10**9),
+    ("gemma3n_text", "activation_sparsity_pattern", ["a"] * 5),
+    ("gemma3n_text", "intermediate_size", [96, True, 96, 96, 96]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "key", "value"), ONCE)
+def test_values_that_went_wrong_once(family: str, key: str, value: Any, tmp_path: Path) -> None:
+    config, weights, _ = next(found for found in sound_models() if found[0]["model_type"] == family)
+    save_safetensors(tmp_path / "model.safetensors", weights)
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+
+    def build() -> None:
+        st.load(tmp_path, device="reference")._build(64, every=True).build().check()
+
+    with pytest.raises(FileError, match=key if value != 10**9 else "0{9}|9{9}") as caught:
+        build()
+    assert caught.value.code in ("F140", "F142")

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from strata.errors import FileError
+from strata.finetuning import TrainingStep
 from strata.io import save_safetensors
 from strata.models import Decoder, PagedCache, Sampler, load
+from strata.quantizing.calibrate import collect_activations
 from strata.serving import Engine
 from tests.families.decoders import LENGTHS, LIMIT, NEW, paged, pieces, saved_again
 
@@ -154,6 +156,61 @@ def test_every_way_gives_what_the_formula_gives(tmp_path: Path, made: Arrays, rn
     assert [[row[i] for row in rows] for i in range(len(prompts))] == alone
     saved_again(tmp_path / "model", tmp_path / "again")
     assert np.array_equal(load(tmp_path / "again", context=128).run(input_ids=ids)["logits"], first)
+
+
+def lost(made: Arrays, ids: np.ndarray) -> float:
+    """The mean loss of the tokens of many sequences, each foretold from those before it."""
+    found = logits(made, ids[:, :-1])
+    found -= found.max(-1, keepdims=True)
+    found -= np.log(np.exp(found).sum(-1, keepdims=True))
+    return -float(np.take_along_axis(found, ids[:, 1:, None].astype(np.int64), -1).mean())
+
+
+def test_a_training_step_has_the_slope_of_the_formula(tmp_path: Path, made: Arrays, rng: np.random.Generator) -> None:
+    model: Decoder = load(folder(tmp_path / "model", made), context=32)
+    names = ["layers.1.attn.k_proj.weight", "layers.0.attn.w_lora.lora.0.weight", "layers.1.ffn.key.weight"]
+    step = TrainingStep(model, {}, batch=2, length=9, trained=names)
+    ids = rng.integers(3, VOCAB, (2, 10)).astype(np.int32)
+    for _ in range(2):  # the second step starts from the states that the first one started from
+        loss, slopes = step.run(ids, np.ones((2, 9), np.float32))
+        assert abs(loss - lost(made, ids)) <= 1e-5 * loss
+    for name in names:
+        way, size = rng.standard_normal(slopes[name].shape), 1e-5
+        ends = [
+            lost({**made, f"model.{name}": made[f"model.{name}"].astype(np.float64) + sign * size * way}, ids)
+            for sign in (1, -1)
+        ]
+        wanted = (ends[0] - ends[1]) / (2 * size)
+        assert abs(float((slopes[name] * way).sum()) - wanted) <= 2e-3 * np.linalg.norm(slopes[name])
+
+
+class Spelled:
+    """A tokenizer for which a text is its token ids."""
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return [int(word) for word in text.split()]
+
+
+def test_calibration_reads_each_piece_from_the_start(tmp_path: Path, made: Arrays, rng: np.random.Generator) -> None:
+    model: Decoder = load(folder(tmp_path / "model", made), context=32)
+    model._tokenizer = Spelled()  # type: ignore[assignment]
+    parts = [rng.integers(3, VOCAB, count).tolist() for count in (9, 6, 7)]
+    found = collect_activations(model, [" ".join(map(str, part)) for part in parts])
+    seen: list[np.ndarray] = []
+
+    class Watched(Oracle):
+        def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+            y = super().norm(x, name)
+            seen.extend([y] if name == "norm" else [])
+            return y
+
+    for part in parts:
+        oracle = Watched(made)
+        for number in part:
+            oracle.token(number)
+    wanted = np.square(seen).sum(0)
+    assert found.tokens == len(seen) == 22
+    assert np.abs(found.squares["lm_head"] - wanted).max() <= 1e-4 * wanted.max()
 
 
 def test_the_engine_serves_it_with_states_of_constant_size(tmp_path: Path, made: Arrays) -> None:

@@ -189,6 +189,16 @@ def fast_gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def test_a_gemm_without_an_activation_has_none(rng: np.random.Generator) -> None:
+    """The attribute may be left out; onnxruntime's kernel wants it."""
+    a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 4), (4, 5), (5,)))
+    wanted = 0.5 * (a @ b) + c
+    assert (wanted < 0).any()
+    for given in ({}, {"activation": ""}):
+        (found,) = run("FusedGemm", [a, b, c], 1, (), alpha=0.5, **given)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("length", [2, 5])
 def test_a_window_of_states(length: int) -> None:
     """Each is the state after a part of the tokens; only CUDA has them, so they are compared with runs of the parts."""
