@@ -19,6 +19,7 @@
     ├── CompileError (RuntimeError)      C  a program that a backend refuses
     │   └── MemoryLimitError (MemoryError)  the plan does not fit the stated limit
     ├── DeviceError (RuntimeError)       E  a device that is missing or misused
+    │   └── UnknownDeviceError (ValueError)  E  a name that no device has
     ├── RunError (RuntimeError)          X  a failure while a program runs (singular matrix, bad index)
     │   └── OutOfMemoryError (MemoryError)  the system has no memory for an array or a run
     ├── FileError (ValueError)           F  a file that is malformed, unsafe or of an unknown kind
@@ -156,6 +157,10 @@ class MemoryLimitError(CompileError, MemoryError):
 
 class DeviceError(StrataError, RuntimeError):
     default_code = "E100"
+
+
+class UnknownDeviceError(DeviceError, ValueError):
+    default_code = "E101"
 
 
 class RunError(StrataError, RuntimeError):

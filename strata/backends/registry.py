@@ -7,7 +7,7 @@ from typing import Any
 from strata.arguments import own_checks
 from strata.backends.base import Backend
 from strata.core import Target, here, new_lock
-from strata.errors import DeviceError, OptionError
+from strata.errors import DeviceError, OptionError, UnknownDeviceError
 from strata.mir import near
 from strata.modules import imported
 
@@ -54,7 +54,7 @@ def known_backends() -> list[str]:
 def backend_for(name: str) -> Backend:
     """The backend of a device name, `cuda:1` and `cpu:avx2` included."""
     if not isinstance(name, str):
-        raise DeviceError(f"a device is given by its name, got {name!r}", code="E101", place=here())
+        raise UnknownDeviceError(f"a device is given by its name, got {name!r}", code="E101", place=here())
     kind, _, part = name.partition(":")
     key, given = kind, list[Any]()
     if kind == "cpu" and part and not part.isdecimal():  # with code that needs no more than these instructions
@@ -89,4 +89,5 @@ def _not_there(name: str, why: str | None = None) -> DeviceError:
     if why is None:
         known = sorted({*(_MODULES.keys() - _NEEDS), *(k for k in _made if ":" not in k)})
         why = f"; there are {', '.join(known)}{'' if kind in _NEEDS else near(kind, known)}"
-    return DeviceError(f"device {name!r} is not available{why}", code="E101", fix=_NEEDS.get(kind))
+    kind_of_error = DeviceError if kind in _MODULES else UnknownDeviceError
+    return kind_of_error(f"device {name!r} is not available{why}", code="E101", fix=_NEEDS.get(kind))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from strata.core import Dim, dim_prod, substitute, symbols
 from strata.kernel import Axis, Expr, Kernel, KernelBuilder, Reduce, Scan, View, as_stored, postorder
 from strata.lir.traits import is_inline_constant, traits
-from strata.mir import Constant, Input, Node, Param, Value, as_tuple
+from strata.mir import Constant, Input, Node, Op, Param, Value, as_tuple
 
 if TYPE_CHECKING:
     from strata.passes import FusionLimits
@@ -19,22 +19,28 @@ TYPICAL_SIZE = 128  # stands in for a symbol when sizes are compared
 MOST_OPS = 2048  # of one kernel: compilers take a time that grows with the square of a block's length
 
 
-@dataclass
+@dataclass(eq=False)
 class FusionGroup:
     """One kernel: the values it stores, the nodes computed in it, the stored values it reads."""
 
     roots: list[Value]
     nodes: list[Node] = field(default_factory=list)
     reads: list[Value] = field(default_factory=list)
-    kernel: Kernel | None = None  # None: a host step
+    kernel: Kernel | None = None  # None: a host step, or not built yet
     updates: dict[Value, Value] = field(default_factory=dict)  # roots that start as another value, and that value
     sources: list[Value] = field(default_factory=list)  # of a step of one op: what each input is read from
     is_closed: bool = False  # the kernel of an op that is not to be part of another
+    maker: KernelOf | None = None  # of a kernel that is not built yet
 
     @property
     def read_values(self) -> list[Value]:
         """What must be in memory: what the kernel reads, and what its updates start from."""
         return list(dict.fromkeys([*self.reads, *self.updates.values()]))
+
+    def build(self) -> None:
+        """Make the kernel, if there is one to make."""
+        if self.maker is not None:
+            self.kernel, self.maker = self.maker.kernel(), None
 
     @property
     def label(self) -> str:
@@ -68,59 +74,81 @@ def beyond_limits(group: FusionGroup, limits: FusionLimits | None) -> dict[Value
     return dict.fromkeys(chosen, f"its kernel would read {len(outside)} buffers, {limits.max_inputs} are the limit")
 
 
-class KernelOf:
-    """Builds the kernel expression of some roots, and says what keeps it from being one kernel."""
+@dataclass
+class Built:
+    """The kernel of a recipe, and what keeps it from being one: places of values that must be stored, and why."""
 
-    def __init__(self, stored: set[Value], group: FusionGroup, is_shared: Callable[[Value], bool]) -> None:
-        self.stored = stored
+    kernel: Kernel
+    wrong: list[tuple[int, str]]
+
+
+class Recipes:
+    """Kernels of the plan of one graph by what they are built from: the layers of a model are built once."""
+
+    def __init__(self, is_shared: Callable[[Value], bool]) -> None:
         self.is_shared = is_shared  # others read it too: sizes decide whether it is stored
-        self.group = group
-        self.k = KernelBuilder("kernel")
-        self.views: dict[Value, View] = {}
-        self.makers: dict[Expr, Value] = {}
-        self.stores: list[tuple[tuple[Expr, ...], Expr, Value]] = []
-        self.depth = 0  # of what was added last; above MAX_DEPTH, no expression was built
+        self.kernels: dict[tuple[Hashable, ...], Built] = {}
+        self._numbers: dict[Op, int] = {}
+        self._by_id: dict[int, int] = {}  # numbers of ops
+        self._sums: dict[int, bool] = {}  # by the ids of nodes
+
+    def number(self, op: Op) -> int:
+        """Of an op of the graph, the same for equal ones."""
+        found = self._by_id.get(id(op))
+        if found is None:
+            found = self._by_id[id(op)] = self._numbers.setdefault(op, len(self._numbers))
+        return found
+
+    def sums(self, node: Node) -> bool:
+        """Whether a node of the graph reduces, or runs along an axis."""
+        found = self._sums.get(id(node))
+        if found is None:
+            what = traits(node)
+            found = self._sums[id(node)] = what.reduces or what.scans
+        return found
+
+
+class KernelOf:
+    """The kernel of some roots: first what is computed in it and what it reads; its expression when it is asked for."""
+
+    def __init__(self, stored: set[Value], group: FusionGroup, recipes: Recipes) -> None:
+        self.stored, self.group, self.recipes = stored, group, recipes
+        self.depth = 0  # of what was added last; above MAX_DEPTH, no expression is built
+        self.sums = False  # whether something is reduced, or runs along an axis
+        self.values: list[Value] = []  # that are computed in the kernel; their places in the recipe are their numbers
+        self.places: dict[Value, Hashable] = {}  # of inputs: -1, -2, …; of numbers: that of the op, and what it is
+        self.recipe: list[Hashable] = []
+        self.parts: list[_Added] = []
 
     def add(self, roots: list[Value]) -> None:
         order = self._inline_order(roots)
-        for node in order:
-            for value in node.outputs:
-                self.views[value] = self._view_of(value, node)
-            self.group.nodes.append(node)
+        self._note(order)
         aligned = _aligned(order, roots)
         self.depth = _depth(order, aligned)
-        if self.depth > MAX_DEPTH:
-            return
-        built: set[tuple[Expr, ...]] = set()
-        for root in roots:
-            axes = self.k.axes(root.shape)
-            if axes not in built:  # of roots of one shape once
-                built.add(axes)
-                for value in aligned:
-                    if value.shape == root.shape:
-                        self.views[value][axes]  # remembered: no expression is built by deep recursion
-            computed: Expr = self.views[root][axes]
-            kept = as_stored(computed)
-            self.k.output(self._next_output(), root.type, lambda index, kept=kept: kept)  # type: ignore[misc]
-            self.stores.append((axes, computed, root))
+        self.recipe += (ADDED, *(self.places[x] for x in roots))
+        self.parts.append(_Added(order, roots, [] if self.depth > MAX_DEPTH else aligned, self.depth > MAX_DEPTH))
 
     def add_update(self, root: Value) -> None:
         """A root that is its first input with some elements changed."""
         node = root.node
         self.group.updates[root] = node.inputs[0]
-        parts = list(node.inputs[1:])
-        for inner in self._inline_order(parts, frozenset(parts) & self.stored):
-            for value in inner.outputs:
-                self.views[value] = self._view_of(value, inner)
-            self.group.nodes.append(inner)
+        inner = list(node.inputs[1:])
+        order = self._inline_order(inner, frozenset(inner) & self.stored)
+        self._note(order)
+        self.recipe += (UPDATED, root.type, self.recipes.number(node.op), *(self.places[x] for x in inner))
         self.group.nodes.append(node)
-        before = len(self.k.build().stores)
-        out = self.k.output_buffer(self._next_output(), root.type)
-        node.op.lower_into(self.k, out, *(self.views[x] for x in parts))
-        self.stores += [(s.axes, s.value, root) for s in self.k.build().stores[before:]]
+        self.parts.append(_Added(order, [root], []))
 
-    def _next_output(self) -> str:
-        return f"out{len(self.k.build().outputs)}"
+    def _note(self, order: list[Node]) -> None:
+        for node in order:
+            self.recipe.append((self.recipes.number(node.op), *[self.places[x] for x in node.inputs]))
+            if traits(node).sums:
+                self.recipe.append(tuple(self.recipes.is_shared(x) for x in node.inputs))
+            for value in node.outputs:
+                self.places[value] = len(self.values)
+                self.values.append(value)
+            self.sums = self.sums or self.recipes.sums(node)
+        self.group.nodes += order
 
     def _inline_order(self, roots: list[Value], outside: frozenset[Value] = frozenset()) -> list[Node]:
         """Nodes computed in this kernel, producers first; leaves and stored values become inputs on the way."""
@@ -131,7 +159,7 @@ class KernelOf:
         for root in reversed(roots):
             if root in own and not isinstance(root.node.op, (Input, Param, Constant)):
                 stack.append((root.node, False))
-            elif root not in self.views:
+            elif root not in self.places:
                 self._enter(root)
         while stack:
             node, done = stack.pop()
@@ -143,7 +171,7 @@ class KernelOf:
             state[id(node)] = True
             stack.append((node, True))
             for x in reversed(node.inputs):
-                if x in self.views:
+                if x in self.places:
                     continue
                 if isinstance(x.node.op, (Input, Param, Constant)) or (x in self.stored and x not in own):
                     self._enter(x)
@@ -154,10 +182,94 @@ class KernelOf:
     def _enter(self, x: Value) -> None:
         """A value from outside: a number, or a buffer that the kernel reads."""
         if is_inline_constant(x.node) and x not in self.stored:
-            self.views[x] = self._constant(x)
+            self.places[x] = NUMBER, self.recipes.number(x.node.op)
         else:
-            self.views[x] = self.k.input(f"in{len(self.group.reads)}", x.type)
             self.group.reads.append(x)
+            self.places[x] = -len(self.group.reads)
+            self.recipe.append(x.type)
+
+    # the expression
+
+    def kernel(self) -> Kernel:
+        return self._built().kernel
+
+    def problems(self) -> dict[Value, str]:
+        """Values whose reduction would run more than once per row here."""
+        return {self.values[place]: why for place, why in self._built().wrong} if self.sums else {}
+
+    def _built(self) -> Built:
+        key = tuple(self.recipe)
+        found = self.recipes.kernels.get(key)
+        if found is None:
+            made = _Expressions(self)
+            wrong = [(self._place_of(value), why) for value, why in made.problems().items()]
+            found = self.recipes.kernels[key] = Built(made.k.build(), wrong)
+        return found
+
+    def _place_of(self, value: Value) -> int:
+        place = self.places[value]
+        assert isinstance(place, int)
+        return place
+
+
+ADDED, UPDATED, NUMBER = "add", "update", "number"  # in recipes
+
+
+@dataclass(frozen=True)
+class _Added:
+    """Roots that are added together: the nodes behind them, and the values that are read at their very index."""
+
+    order: list[Node]
+    roots: list[Value]
+    aligned: list[Value]
+    is_too_deep: bool = False
+
+
+class _Expressions:
+    """The expressions of a kernel, and what keeps it from being one."""
+
+    def __init__(self, made: KernelOf) -> None:
+        self.group, self.is_shared = made.group, made.recipes.is_shared
+        self.k = KernelBuilder("kernel")
+        self.views: dict[Value, View] = {}
+        self.makers: dict[Expr, Value] = {}
+        self.stores: list[tuple[tuple[Expr, ...], Expr, Value]] = []
+        for at, x in enumerate(made.group.reads):
+            self.views[x] = self.k.input(f"in{at}", x.type)
+        for x, place in made.places.items():
+            if isinstance(place, tuple):
+                self.views[x] = self._constant(x)
+        for part in made.parts:
+            for node in part.order:
+                for value in node.outputs:
+                    self.views[value] = self._view_of(value, node)
+            if part.roots[0] in made.group.updates:
+                self._update(part.roots[0])
+            elif not part.is_too_deep:
+                self._add(part)
+
+    def _add(self, part: _Added) -> None:
+        built: set[tuple[Expr, ...]] = set()
+        for root in part.roots:
+            axes = self.k.axes(root.shape)
+            if axes not in built:  # of roots of one shape once
+                built.add(axes)
+                for value in part.aligned:
+                    if value.shape == root.shape:
+                        self.views[value][axes]  # remembered: no expression is built by deep recursion
+            computed: Expr = self.views[root][axes]
+            kept = as_stored(computed)
+            self.k.output(self._next_output(), root.type, lambda index, kept=kept: kept)  # type: ignore[misc]
+            self.stores.append((axes, computed, root))
+
+    def _update(self, root: Value) -> None:
+        before = len(self.k.build().stores)
+        out = self.k.output_buffer(self._next_output(), root.type)
+        root.node.op.lower_into(self.k, out, *(self.views[x] for x in root.node.inputs[1:]))
+        self.stores += [(s.axes, s.value, root) for s in self.k.build().stores[before:]]
+
+    def _next_output(self) -> str:
+        return f"out{len(self.k.build().outputs)}"
 
     def _constant(self, x: Value) -> View:
         assert isinstance(x.node.op, Constant)
@@ -182,9 +294,6 @@ class KernelOf:
         """A value that is summed up, and may be stored for others that read it: the same terms in both cases."""
         view = self.views[x]
         return self.k.view(x.type, lambda index: self.k.rounded_product(view[index]))
-
-    def contractions(self) -> int:
-        return sum(traits(n).contracts for n in self.group.nodes)
 
     def problems(self) -> dict[Value, str]:
         """Values whose reduction would run more than once per row here."""

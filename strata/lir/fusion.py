@@ -22,9 +22,9 @@ import numpy as np
 
 from strata.core import f32
 from strata.kernel import Kernel
-from strata.lir.fused import MAX_DEPTH, MOST_OPS, FusionGroup, KernelOf, beyond_limits, is_allowed, typical
+from strata.lir.fused import MAX_DEPTH, MOST_OPS, FusionGroup, KernelOf, Recipes, beyond_limits, typical
+from strata.lir.merge import Cut, Merger
 from strata.lir.order import Costs, best_order
-from strata.lir.reach import Reach
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_generated, is_inline_constant, is_leaf, traits
 from strata.lir.views import has_runs, keeps_runs, turns, view_strides
@@ -33,20 +33,10 @@ from strata.mir import Constant, Graph, Input, Node, Param, Value, fixed_values
 if TYPE_CHECKING:
     from strata.passes import FusionLimits
 
-MAX_OPS = 512  # of kernels that are joined: each joining builds both again
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
 MANY = 1 << 14  # elements of a reduction's result from which computing them in another order costs more than a copy
 LEARNED = 8  # numbers of a model that are read from memory, so that kernels that differ in them alone are one
 SIGNIFICANT = 1 << 13  # a number that a person wrote has zeros in the last bits of its 24, or is used again and again
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """An edge of the graph that is not fused, and why."""
-
-    producer: Node
-    consumer: Node | None
-    reason: str
 
 
 @dataclass
@@ -85,6 +75,7 @@ class _Grouper:
         self.order = graph.nodes()
         self.reads_views = {id(n) for n in self.order if views is not None and views(n)}
         self.known: dict[int, Traits] = {}  # by node
+        self.recipes = Recipes(self._is_shared)
         self.whole = {id(n) for n in self.order if whole is not None and has_kernel(n.op) and whole(n)}
         self.users: dict[Value, list[Node]] = defaultdict(list)
         for node in self.order:
@@ -126,7 +117,12 @@ class _Grouper:
                 continue
             for root in group.roots:
                 groups[root] = group
-        distinct = self._merge(groups) if self.fuse else list({id(g): g for g in groups.values()}.values())
+        distinct = list(dict.fromkeys(groups.values()))
+        if self.fuse:
+            merger = Merger(self.stored, self.fixed, self.position, self._traits, self.recipes, self.limits)
+            distinct, self.cuts = merger.run(groups, self.cuts, self.results)
+        for group in distinct:
+            group.build()
         return Grouping(self._schedule(distinct), self.cuts, frozenset(self.fixed))
 
     # which values are stored
@@ -422,15 +418,12 @@ class _Grouper:
             group.roots = list(node.outputs)
             self.stored.update(node.outputs)
             return group, {}
-        builder = KernelOf(self.stored, group, self._is_shared)
+        group.maker = builder = KernelOf(self.stored, group, self.recipes)
         if self._traits(node).updates:
             builder.add_update(roots[0])
         else:
             builder.add(roots)
-        wrong = builder.problems() or beyond_limits(group, self.limits)
-        if not wrong:
-            group.kernel = builder.k.build()
-        return group, wrong
+        return group, builder.problems() or beyond_limits(group, self.limits)
 
     def _own_kernel(self, node: Node) -> Kernel | None:
         return None if id(node) in self.whole else node.op.own_kernel(*(x.type for x in node.inputs))
@@ -441,70 +434,7 @@ class _Grouper:
             x = x.node.inputs[0]
         return x
 
-    # several roots in one kernel
-
-    def _merge(self, groups: dict[Value, FusionGroup]) -> list[FusionGroup]:
-        """Let a stored value share the kernel of a reader that runs over the same index space."""
-        distinct = list({id(g): g for g in groups.values()}.values())
-        reach = Reach(groups, distinct, self.position)
-        joined: set[tuple[int, int]] = set()  # edges that are inside a kernel after all
-        for first in sorted(distinct, key=lambda g: max(self.position[id(r.node)] for r in g.roots)):
-            group = first
-            for read in list(group.reads):
-                producer = groups.get(read)
-                if producer is None or producer is group or not self._can_share(producer, group, reach):
-                    continue
-                merged = FusionGroup(list(producer.roots) + list(group.roots))
-                builder = KernelOf(self.stored, merged, self._is_shared)
-                builder.add(merged.roots)
-                if builder.depth > MAX_DEPTH or builder.problems() or builder.contractions() > 1:
-                    continue
-                if not is_allowed(merged, self.limits):
-                    continue
-                merged.kernel = builder.k.build()
-                reach.replace(producer, group, merged)
-                for root in merged.roots:
-                    groups[root] = merged
-                joined |= {(id(read.node), id(n)) for n in merged.nodes}
-                group = merged
-        self.cuts = [c for c in self.cuts if c.consumer is None or (id(c.producer), id(c.consumer)) not in joined]
-        merged_groups = list({id(g): g for g in groups.values()}.values())
-        self._drop_unread(merged_groups)
-        return merged_groups
-
-    def _drop_unread(self, groups: list[FusionGroup]) -> None:
-        """A value whose readers have all joined its kernel need not be stored any more."""
-        read = {x for g in groups for x in (*g.reads, *g.sources)}
-        read |= {x for g in groups for x in g.updates.values()} | self.results
-        for group in groups:
-            kept = [r for r in group.roots if r in read]
-            if group.kernel is None or group.is_closed or not kept or len(kept) == len(group.roots):
-                continue
-            dropped = set(group.roots) - set(kept)
-            made = FusionGroup(kept)
-            builder = KernelOf(self.stored - dropped, made, self._is_shared)
-            builder.add(kept)
-            if builder.depth > MAX_DEPTH or builder.problems():
-                continue
-            group.roots, group.nodes, group.reads, group.kernel = kept, made.nodes, made.reads, builder.k.build()
-            self.stored -= dropped
-            gone = {id(v.node) for v in dropped}
-            self.cuts = [c for c in self.cuts if id(c.producer) not in gone]
-
-    def _can_share(self, producer: FusionGroup, consumer: FusionGroup, reach: Reach) -> bool:
-        if producer.kernel is None or consumer.kernel is None or producer.updates or consumer.updates:
-            return False
-        if producer.is_closed or consumer.is_closed:
-            return False
-        roots = (*producer.roots, *consumer.roots)
-        if len({r.shape for r in roots}) != 1 or len({r in self.fixed for r in roots}) != 1:
-            return False
-        if any(self._traits(n).contracts for n in (*producer.nodes, *consumer.nodes)):
-            return False
-        if len(producer.nodes) + len(consumer.nodes) > MAX_OPS:
-            return False
-        sums = any(self._traits(n).reduces or self._traits(n).scans for n in consumer.nodes)
-        return not (sums and any(map(is_generated, producer.roots))) and not reach.between(producer, consumer)
+    # the order of kernels
 
     def _needs(self, groups: list[FusionGroup], maker: dict[Value, FusionGroup]) -> dict[int, list[Value]]:
         """What must be there before each group: what it reads, and for an update all other readers of the old value.
@@ -560,7 +490,7 @@ class _Grouper:
                     stack.pop()
         costs = Costs(frozenset(self.results | self.fixed))
         best = best_order(order, lambda group: needs[id(group)], costs)
-        return join_siblings(best, self.stored, self.fixed, self._is_shared, self.limits) if self.fuse else best
+        return join_siblings(best, self.stored, self.fixed, self.recipes, self.limits) if self.fuse else best
 
 
 def _stays_in_place(node: Node, x: Value) -> bool:

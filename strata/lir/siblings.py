@@ -6,12 +6,11 @@ One kernel goes through the rows and writes all of them, so a token takes one st
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from strata.core import Dim
 from strata.kernel import Axis, Reduce, Scan, postorder
-from strata.lir.fused import MOST_OPS, FusionGroup, KernelOf, is_allowed
+from strata.lir.fused import MOST_OPS, FusionGroup, KernelOf, Recipes, is_allowed
 from strata.lir.traits import traits
 from strata.mir import Constant, Input, Param, Value
 
@@ -23,11 +22,7 @@ ROW = 1 << 14  # elements of a row of all of them: rows are what is handed out t
 
 
 def join_siblings(
-    order: list[FusionGroup],
-    stored: set[Value],
-    fixed: set[Value],
-    is_shared: Callable[[Value], bool],
-    limits: FusionLimits | None = None,
+    order: list[FusionGroup], stored: set[Value], fixed: set[Value], recipes: Recipes, limits: FusionLimits | None
 ) -> list[FusionGroup]:
     """The same steps in the same order, neighbours joined. What depends on parameters only is stepped over."""
     readers: dict[Value, int] = {}
@@ -42,7 +37,7 @@ def join_siblings(
             made.insert(at, group)
             last = None if last is None else at + 1
             continue
-        joined = _joined(made[last], group, stored, readers, is_shared, limits) if last is not None else None
+        joined = _joined(made[last], group, stored, readers, recipes, limits) if last is not None else None
         if joined is not None and last is not None:
             made[last] = joined
         else:
@@ -52,13 +47,9 @@ def join_siblings(
 
 
 def _joined(
-    first: FusionGroup,
-    second: FusionGroup,
-    stored: set[Value],
-    readers: dict[Value, int],
-    is_shared: Callable[[Value], bool],
+    first: FusionGroup, second: FusionGroup, stored: set[Value], readers: dict[Value, int], recipes: Recipes,
     limits: FusionLimits | None,
-) -> FusionGroup | None:
+) -> FusionGroup | None:  # fmt: skip
     """Both as one kernel, where that is sound and worth it."""
     if first.is_closed or second.is_closed:
         return None
@@ -77,7 +68,7 @@ def _joined(
     if any(readers[x] > 1 for x in starts):
         return None  # others read what is changed, and would have to come before all of the kernel
     group = FusionGroup([*first.roots, *second.roots])
-    builder = KernelOf(stored, group, is_shared)
+    builder = KernelOf(stored, group, recipes)
     for root in group.roots:
         if root in first.updates or root in second.updates:
             builder.add_update(root)
@@ -85,7 +76,7 @@ def _joined(
             builder.add([root])
     if builder.problems() or not is_allowed(group, limits):
         return None
-    group.kernel = builder.k.build()
+    group.kernel = builder.kernel()
     return group
 
 

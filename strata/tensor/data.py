@@ -11,7 +11,7 @@ import numpy as np
 from strata.backends import DeviceArray
 from strata.core import TensorType, as_dtype
 from strata.errors import RunError
-from strata.mir import Leaf, Node, Origin, Value
+from strata.mir import Leaf, Node, Origin, UnaryOp, Value
 
 
 class Handle:
@@ -127,6 +127,19 @@ class Data(Leaf):
 
     def numpy(self, *arrays: np.ndarray) -> np.ndarray:
         return self.handle.hosted
+
+
+class CopyTo(UnaryOp):
+    """The same elements in the memory of a device. Never part of a program: programs end and start where it is."""
+
+    device: str
+    name: ClassVar[str] = "copy_to"
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def numpy(self, x: np.ndarray) -> np.ndarray:
+        return x
 
 
 _NOWHERE = Origin()

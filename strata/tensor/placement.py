@@ -17,7 +17,7 @@ from strata.config import config
 from strata.core import here
 from strata.errors import DeviceError
 from strata.mir import Input, Node, Param, Value
-from strata.tensor.data import Data, Handle, LooseHandle, handle_of
+from strata.tensor.data import CopyTo, Data, Handle, LooseHandle, handle_of
 
 HOST = DeviceName("cpu")
 _known: WeakKeyDictionary[Node, DeviceName | None] = WeakKeyDictionary()
@@ -95,6 +95,8 @@ def _leaf_device(x: Value) -> Any:
     op = x.node.op
     if type(op) is Data:
         return handle_device(op.handle)
+    if type(op) is CopyTo:
+        return DeviceName(op.device)
     if isinstance(op, (Input, Param)) or not x.node.inputs:
         return None
     if x.node in _known:

@@ -15,13 +15,14 @@ import numpy as np
 from strata.arguments import own_checks
 from strata.backends import DeviceArray
 from strata.config import Config, config, using_config
-from strata.core import Dim, here
+from strata.core import Dim, TensorType, here
 from strata.errors import OptionError, SymbolError, UnknownNameError
 from strata.lir import Lir
-from strata.mir import Value, near
-from strata.runtime import CompiledGraph, Profile, Session
+from strata.mir import Value, near, substitute_values
+from strata.runtime import CompiledGraph, Profile, Session, phase
 from strata.tensor.branches import Branches, split
-from strata.tensor.data import Handle, handle_of, handle_value
+from strata.tensor.copies import LAZY_COPIES, copies_in, moved
+from strata.tensor.data import CopyTo, Handle, handle_of, handle_value
 from strata.tensor.placement import common_home, default_home
 from strata.tensor.storage import bound_view, capacity, slices
 from strata.tensor.structure_key import outline
@@ -40,6 +41,24 @@ class KernelInfo:
     bytes: Dim  # read and written
 
 
+class _Copy:
+    """A step between the programs of two devices: what a plan has computed on one, in memory of the other."""
+
+    def __init__(self, source: Plan, device: str, kind: TensorType) -> None:
+        self.source, self.device = source, device
+        self.handle = Handle(moved(np.zeros(kind.static_shape, kind.dtype.np), device), kind, is_open=True)
+        self.info = KernelInfo("copy", f"copy to {device}", "copy", (), (), 2 * kind.nbytes)
+
+    def run(self) -> None:
+        self.source.execute()
+        with phase("copy", "run", device=self.device, bytes=self.info.bytes):
+            array = moved(self.source._outputs[0].array, self.device)
+            if isinstance(array, np.ndarray):
+                np.copyto(self.handle.array, array)
+            else:
+                self.handle.rebind(array, None)
+
+
 class Plan:
     """Made by `Tensor.prepare` and `st.prepare`. The tensors belong to it: they show what the last run computed.
 
@@ -54,7 +73,11 @@ class Plan:
         for t in self.tensors:
             if not hasattr(t, "__mir_value__"):
                 raise OptionError(f"Plan: a {type(t).__name__} is not a tensor", code="T208", place=here())
-        pending = list(dict.fromkeys(t.value for t in tensors if handle_of(t.value) is None))
+        wanted = {t.value: None for t in tensors if handle_of(t.value) is None}
+        self._copies: list[_Copy] = []
+        table = self._prepare_copies(list(wanted)) if LAZY_COPIES else {}
+        self._moved = dict(zip(wanted, substitute_values(list(wanted), table), strict=True)) if table else {}
+        pending = [v for v in dict.fromkeys(self._moved.get(v, v) for v in wanted) if handle_of(v) is None]
         self._compiled: CompiledGraph | None = None  # in one program, if it is not in branches
         self._branches: Branches | None = None
         self._whole: Callable[[], CompiledGraph] | None = None
@@ -72,12 +95,24 @@ class Plan:
 
     def _output(self, tensor: Any, made: Mapping[Value, Handle]) -> Handle:
         """Where a tensor is from now on: in the plan's memory, which equal expressions elsewhere know nothing of."""
-        handle = made.get(tensor.value)
+        value = self._moved.get(tensor.value, tensor.value)
+        handle = made.get(value)
         if handle is None:
-            found: Handle = tensor._hold(handle_of(tensor.value))
+            found: Handle = tensor._hold(handle_of(value))
             return found
         tensor.value = handle_value(handle)
         return handle
+
+    def _prepare_copies(self, wanted: list[Value]) -> dict[Value, Value]:
+        """Plans of what is copied between devices, and the memory of the copies in the place of the expressions."""
+        table: dict[Value, Value] = {}
+        for copy in copies_in(wanted):
+            assert isinstance(copy.node.op, CopyTo)
+            tensor = type(self.tensors[0])(*substitute_values(copy.node.inputs, table))
+            made = _Copy(Plan([tensor], self._own), copy.node.op.device, copy.type)
+            self._copies.append(made)
+            table[copy] = handle_value(made.handle)
+        return table
 
     def _prepare(self, pending: list[Value], settings: Config) -> None:
         plan = outline(pending)
@@ -125,6 +160,8 @@ class Plan:
                 )  # fmt: skip
             given[name] = check_range(name, value, *self._limits[name])
         binding = self.variables | given
+        for copy in self._copies:
+            copy.run()
         if self._compiled is None and self._branches is None:
             return self
         views = [bound_view(b, h.type, binding) for b, h in zip(self._buffers, self._handles, strict=True)]
@@ -172,7 +209,8 @@ class Plan:
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
-        return tuple(info for program in self._programs for info in _kernels(program.lir))
+        before = [info for copy in self._copies for info in (*copy.source.kernels, copy.info)]
+        return (*before, *(info for program in self._programs for info in _kernels(program.lir)))
 
     def profile(self, repeat: int = 10, **variables: int) -> Profile:
         """Run, then time each step on its own; printed, it is a table."""
@@ -183,9 +221,9 @@ class Plan:
 
     def explain(self) -> str:
         """The plan's steps, what was not fused and why, and its memory."""
-        if not self._programs:
-            return "an empty plan: its tensors have their arrays already"
-        return "\n".join(_explained(program) for program in self._programs)
+        parts = [part for copy in self._copies for part in (copy.source.explain(), copy.info.label)]
+        parts += [_explained(program) for program in self._programs]
+        return "\n".join(parts) or "an empty plan: its tensors have their arrays already"
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self._outputs)} outputs, {len(self.kernels)} steps>"

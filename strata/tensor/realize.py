@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 from strata.backends import DeviceArray, DeviceHome
 from strata.mir import Value
+from strata.tensor.copies import LAZY_COPIES, make_copies
 from strata.tensor.data import Handle, LooseHandle, handle_of, remember
 from strata.tensor.lazy_cache import run_values
 from strata.tensor.placement import has_place
 
 
 def realize_values(values: Sequence[Value]) -> list[Handle]:
-    """Storage for each value: expressions that are not realized yet run together, as one program."""
+    """Storage for each value: expressions that are not realized yet run together, as one program for a device."""
+    if LAZY_COPIES:
+        make_copies(values, realize_value)
     handles = [handle_of(v) for v in values]
     wanted = {v: None for v, h in zip(values, handles, strict=True) if h is None}
     if wanted:
@@ -23,6 +26,8 @@ def realize_values(values: Sequence[Value]) -> list[Handle]:
 
 def realize_value(value: Value) -> Handle:
     """Storage for one value."""
+    if LAZY_COPIES:
+        make_copies([value], realize_value)
     return handle_of(value) or _run([value])[0]
 
 

@@ -12,7 +12,8 @@ from strata.config import config
 from strata.core import here
 from strata.errors import DeviceError
 from strata.mir import Value
-from strata.tensor.data import Handle
+from strata.tensor.copies import copied
+from strata.tensor.data import Handle, handle_of
 from strata.tensor.placement import HOST, device_of, handle_device, home_of
 from strata.tensor.realize import realize_value
 from strata.tensor.structure_key import is_traced
@@ -48,13 +49,23 @@ class Residence:
         return found
 
     def to(self, device: Any, /) -> Self:
-        """The tensor on a device: itself if it is there already, a copy otherwise."""
+        """The tensor on a device: itself if it is there already, a copy otherwise.
+
+        The copy of what is not computed yet is lazy, too: it is made when its elements are asked for, and is a step of
+        the plans that need it."""
         if is_traced(self.value):
             raise DeviceError(
                 f"to({str(device)!r}) of a tensor that is traced: a program runs on one device", code="E105",
                 place=here(), fix="move the arguments of the function",
             )  # fmt: skip
         home = home_of(device)
+        there = HOST if home is None else home.name
+        if HOMES and self._held is None and handle_of(self.value) is None and self.value.type.is_static:
+            where = device_of(self.value)
+            if where == there:
+                return self
+            if where is not None:
+                return type(self)(copied(self.value, str(there)))  # type: ignore[call-arg]
         held = self._hold(realize_value(self.value))
         array = held.array
         if home is None:

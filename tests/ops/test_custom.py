@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from strata import ops
 from strata.core import TensorType, bool_, c64, f16, f32, f64, i32, i64
 from strata.errors import MissingRuleError, OptionError, ShapeError, UnknownNameError
 from strata.mir import Graph, batch, evaluate, evaluate_values, parse, placeholder, pullback, pushforward
@@ -146,6 +147,27 @@ def test_attributes_outputs_and_dtypes_of_user_ops():
         )
         np.testing.assert_array_equal(first, [3, 4])
         np.testing.assert_array_equal(second, [2j, 2])
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, i32])
+def test_packed_results_are_cut(dtype):
+    """Several results as one vector: x² and 2x, one behind the other."""
+    with Extensions().active() as known:
+        known.register(
+            Extension(
+                "packed",
+                infer=lambda x, attrs: TensorType(x.dtype, (2 * x.shape[0],)),
+                execute=lambda x, attrs: np.concatenate([x * x, 2 * x]),
+            )
+        )
+        g = Graph("main")
+        both = custom("packed", g.input("x", dtype[3]))
+        g.outputs(ops.narrow(both, 0, 0, 3), ops.narrow(both, 0, 3, 3))
+        x = np.array([1, 2, 3], dtype.np)
+        for made in (evaluate(g, {"x": x}), Session("cpu").compile(g).run(x=x)):
+            np.testing.assert_array_equal(made[0], [1, 4, 9])
+            np.testing.assert_array_equal(made[1], [2, 4, 6])
+            assert {a.dtype for a in made} == {dtype.np}
 
 
 def test_registering_again_warns_and_wrong_counts_are_named():

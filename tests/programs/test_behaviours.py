@@ -3,7 +3,8 @@
 The numbers are those of the specification that the compiler was written to: pipeline 1-12, pattern fusion 13-31,
 element-wise regions 32-39, reports and gating 40-46, legalisation and dispatch 47-56, cleanup, precision and
 quantisation 57-66, memory, plans and symbolic sizes 67-78, derivatives 79-88, runtime 89-102, serving 103-108 and
-111-113, files, devices and sampling 109, 110 and 114-116.
+111-113, files, devices and sampling 109, 110 and 114-116. Where ours is other on purpose, docs/capabilities.md says
+why.
 """
 
 import ast
@@ -146,6 +147,7 @@ SHOWN |= {
     84: [(f"{OPS}custom.py", "test_an_op_that_runs_user_code"),
          (f"{OPS}custom.py", "test_user_code_runs_in_the_dtype_of_the_graph"),
          (f"{OPS}custom.py", "test_attributes_outputs_and_dtypes_of_user_ops"),
+         (f"{OPS}custom.py", "test_packed_results_are_cut"),
          ("unit/tensor/test_custom_op.py", "test_kernels_compute_what_they_say")],
     85: [("ops/test_decompositions.py", "test_decomposition_equals_numpy"),
          (HERE, "test_the_gradient_of_rms_norm_equals_that_of_its_formula"),
@@ -155,7 +157,8 @@ SHOWN |= {
     87: [(GENERATED, "test_rules"), (f"{OPS}linalg.py", "test_case_43_vmap_over_both")],
     88: [(GENERATED, "test_rules"), (GRAPHS, "test_105_vmap_aligns_ranks_and_negative_axes")],
     89: [(COMPILED, "test_matmul_bias_gelu_end_to_end")],
-    90: [(COMPILED, "test_half_precision_params_inputs_and_outputs")],
+    90: [(COMPILED, "test_half_precision_params_inputs_and_outputs"),
+         (COMPILED, "test_half_precision_is_widened_for_parameters_of_f32")],
     91: [(COMPILED, "test_scalar_and_last_axis_broadcast_in_a_chain")],
     92: [(CACHES, "test_one_compile_a_key_and_a_limit"), (CACHES, "test_least_recently_used_goes_first")],
     93: [(CACHES, "test_buckets_compile_lazily_for_their_largest_key"), (CACHES, "test_buckets_are_checked")],
@@ -283,7 +286,7 @@ def test_a_linear_block_has_five_nodes() -> None:
     result = CompilePipeline("cpu").compile(m)
     names = sorted(n.op.name for n in result.lir.graph.nodes())
     assert names == ["add", "input", "matmul", "param", "param"]
-    assert (result.fusion.nodes_after, result.fusion.fused_products) == (5, 1)
+    assert (result.fusion.nodes_after, result.fusion.fused_products) == (4, 1)
 
 
 def test_a_block_of_symbolic_sizes_specialises() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from strata.backends import HOMES, DeviceArray
-from strata.core import TensorType, as_dtype, check_unmasked, from_dlpack, here
+from strata.core import TensorType, as_dtype, bf16, check_unmasked, f16, f32, from_dlpack, here
 from strata.errors import DeviceError, DTypeError, OptionError, OutOfMemoryError, ShapeError, StrataError
 
 FEW = 4  # arrays that are compared with each other sooner than put in order
+HALVES = (f16.np, bf16.np)
 NAMED = 4  # parameters that a message names
 USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
 
@@ -29,10 +30,13 @@ class StoredArray:
 
 
 def read_array(name: str, kind: TensorType, value: Any, what: str) -> Any:
-    """The value as a contiguous array of the declared type, without a copy where that is possible."""
+    """The value as a contiguous array of the declared type, without a copy where that is possible.
+
+    Parameters of f32 take f16 and bf16, as checkpoints have them: no digit is lost."""
     array: Any = value if type(value) is DeviceArray else to_numpy(value, name, what)
     is_python = isinstance(value, (bool, int, float, complex, list, tuple))
-    if array.dtype != kind.dtype.np and not _converts(array.dtype, kind.dtype.np, is_python):
+    widens = kind.dtype is f32 and what == "parameter" and array.dtype in HALVES and type(array) is not DeviceArray
+    if array.dtype != kind.dtype.np and not widens and not _converts(array.dtype, kind.dtype.np, is_python):
         raise DTypeError(f"{what} {name!r} is {kind}, got {describe(array)}", code="D102", place=here())
     fits = len(array.shape) == kind.ndim and all(
         not isinstance(d, int) or d == n for d, n in zip(kind.shape, array.shape, strict=True)

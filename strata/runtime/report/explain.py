@@ -64,7 +64,7 @@ class Explanation:
 
     def __str__(self) -> str:
         fused = sum(len(s.ops) for s in _all(self.steps) if s.is_fused)
-        before, after = self.fusion.nodes_before, self.fusion.nodes_after
+        before, after = self.fusion.nodes_before, self.fusion.after.total()
         lines = [
             f"{self.name}: {self.kernel_count} steps a run, {fused} ops fused",
             f"{before} nodes as written, {after} after the passes; {self._missed()}",

@@ -72,7 +72,8 @@ class FusionReport:
 
     @property
     def nodes_after(self) -> int:
-        return self.after.total()
+        """Inputs, parameters and steps of the plan: what a kernel computes is one node."""
+        return self.after["input"] + self.after["param"] + len(self.lir.schedule)
 
     @cached_property
     def lir(self) -> Lir:

@@ -193,7 +193,7 @@ class _Phase:
     """`with phase("plan"):` is a span in every active trace, and next to nothing without one."""
 
     @contextmanager
-    def __call__(self, name: str, **args: Any) -> Iterator[None]:
+    def __call__(self, name: str, category: str = "compile", **args: Any) -> Iterator[None]:
         if not _active:
             yield
             return
@@ -201,11 +201,11 @@ class _Phase:
         try:
             yield
         finally:
-            self.add(name, begin, time.perf_counter_ns(), **args)
+            self.add(name, begin, time.perf_counter_ns(), category, **args)
 
-    def add(self, name: str, begin: int, end: int, **args: Any) -> None:
+    def add(self, name: str, begin: int, end: int, category: str = "compile", **args: Any) -> None:
         for tracer in _active:
-            tracer.add(name, "compile", begin, end, **args)
+            tracer.add(name, category, begin, end, **args)
 
 
 phase = _Phase()

@@ -13,7 +13,7 @@ import pytest
 
 import strata as st
 from strata import ops
-from strata.core import ALL_DTYPES, as_dtype, sym
+from strata.core import ALL_DTYPES, DType, as_dtype, bf16, f16, sym
 from strata.errors import (
     ArgumentError,
     DTypeError,
@@ -65,6 +65,22 @@ def test_half_precision_params_inputs_and_outputs(dtype: str) -> None:  # behavi
     assert scaled.dtype == kind
     np.testing.assert_array_equal(product.astype(np.float32), data.astype(np.float32) * weights.astype(np.float32))
     np.testing.assert_array_equal(scaled, (data.astype(np.float32) * np.float32(0.1)).astype(kind))
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16])
+def test_half_precision_is_widened_for_parameters_of_f32(dtype: DType) -> None:  # behaviour 90
+    g = Graph("wide")
+    x, w = g.input("x", (2, 4)), g.param("w", (4,))
+    c = Session("cpu").compile(g.outputs(x * w))
+    weights = np.array([0.1, 2, 3e-8, -4], dtype.np)
+    for given in (weights, weights[::-1], st.tensor(weights)):
+        c.set_param("w", given)
+        np.testing.assert_array_equal(c.run(x=np.ones((2, 4), np.float32))[0][1], np.asarray(given).astype(np.float32))
+    for other in (np.zeros(4), np.zeros(4, np.int32)):  # digits would be lost, or it is no float
+        with pytest.raises(DTypeError, match=r"parameter 'w' is f32\[4\], got"):
+            c.set_param("w", other)
+    with pytest.raises(DTypeError, match=r"input 'x' is f32\[2, 4\], got"):
+        c.run(x=np.zeros((2, 4), dtype.np))
 
 
 def test_scalar_and_last_axis_broadcast_in_a_chain() -> None:  # behaviour 91

@@ -31,6 +31,8 @@ def test_devices_are_listed_and_made_by_name() -> None:
 def test_missing_devices_are_refused() -> None:
     with pytest.raises(DeviceError, match="not available"):
         st.Device("abacus")
+    with pytest.raises(ValueError, match="not available"):  # behaviour 110
+        st.Device("abacus")
     with pytest.raises(DeviceError):
         Session("abacus")
     with pytest.raises(OptionError):

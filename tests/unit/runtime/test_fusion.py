@@ -100,6 +100,7 @@ def wide(count: int) -> Graph:
 def test_matmul_bias_act_is_one_kernel(act: str | None, device: str) -> None:
     found = CompilePipeline(device, CLEAN).compile(dense(act)).fusion
     assert (found.kernels, found.fused_matmul_bias_act, found.fused_products) == (1, 1, 1)
+    assert (found.nodes_before, found.nodes_after) == (5 if act is None else 6, 4)
     assert not found.missed
     assert "fused_mm_act=1" in found.summary_line()
 
@@ -117,7 +118,7 @@ def test_a_residual_is_part_of_its_norm(norm: str, device: str) -> None:
     found = report(g.outputs(getattr(ops, norm)(x + y, *affine)), device)
     if device == "reference":
         return  # there a norm is a step of its own
-    assert found.kernels == 1
+    assert (found.kernels, found.nodes_before, found.nodes_after) == (1, 6, 5)
     counts = found.fused_residual_ln, found.fused_residual_rms_norm
     assert counts == ((1, 0) if norm == "layer_norm" else (0, 1))
     plain = report(g.returning(getattr(ops, norm)(x, *affine)), device)
@@ -129,6 +130,7 @@ def test_a_residual_is_part_of_its_norm(norm: str, device: str) -> None:
 def test_the_gate_is_in_its_product(gate_first: bool, device: str) -> None:
     found = CompilePipeline(device, CLEAN).compile(swiglu(gate_first=gate_first)).fusion
     assert (found.kernels, found.fused_swiglu, found.matmul_before, found.matmul_after) == (1, 1, 2, 1)
+    assert found.nodes_after < found.nodes_before
 
 
 def test_a_feed_forward_layer_of_an_encoder() -> None:

@@ -187,6 +187,33 @@ def test_plans_run_on_the_device(device: str) -> None:
         np.testing.assert_array_equal(np.asarray(plan.output(0)), X * 3)
 
 
+def test_copies_are_lazy_and_steps_of_plans(device: str, tmp_path: Path) -> None:
+    """Below a copy is a program of its own device, above it one of the other; a plan runs both each time."""
+    x = st.tensor(X)
+    y = ((x * 2.0 + 1.0).to(device) @ st.ones((3, 4), device=device)).to("cpu") - 1.0
+    assert y.device == "cpu"
+    want = (X * 2 + 1) @ np.ones((3, 4), np.float32) - 1
+    np.testing.assert_allclose(y.numpy(), want, rtol=1e-6)
+    given = st.tensor(X)
+    inside = (given * 2.0 + 1.0).to(device)
+    assert inside.device == device
+    assert inside.to(device) is inside
+    with pytest.raises(DeviceError, match="operands are on"):
+        inside + given
+    plan = ((inside @ st.ones((3, 4), device=device)).to("cpu") - 1.0).prepare()
+    assert [k.label for k in plan.kernels if k.name == "copy"] == [f"copy to {device}", "copy to cpu"]
+    assert f"copy to {device}" in plan.explain()
+    data = given.data()
+    for step in range(3):  # a run reads the arrays of the leaves as they are now
+        data[:] = X + step
+        with st.trace(tmp_path / "run.json"):
+            plan.execute()
+        np.testing.assert_allclose(plan.output(0), ((X + step) * 2 + 1) @ np.ones((3, 4), np.float32) - 1, rtol=1e-6)
+    copied = [e for e in json.loads((tmp_path / "run.json").read_text()) if e["name"] == "copy"]
+    assert [e["args"]["device"] for e in copied] == [device, "cpu"]
+    assert st.jit(lambda v: v + inside)(st.ones((2, 3), device=device)).device == device
+
+
 def compiled(device: str) -> st.CompiledGraph:
     g = st.Graph("scaled")
     x, w = g.input("x", (2, 3), "f32"), g.param("w", (3,), "f32")
