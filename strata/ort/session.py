@@ -7,7 +7,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -244,7 +243,7 @@ class InferenceSession:
     ) -> list[Any]:
         """The outputs of these names, or all of them, for arrays by input name."""
         feeds: Mapping[str, Any] = input_feed
-        if not isinstance(input_feed, Mapping):
+        if type(input_feed) is not dict and not isinstance(input_feed, Mapping):
             raise ArgumentError(
                 f"run(): input_feed maps names to arrays, got {type(input_feed).__name__}", code="O702", place=here()
             )
@@ -263,12 +262,16 @@ class InferenceSession:
                 )
         if self._is_bound:
             self._check(feeds)
-        with self._settings():
-            try:
+        try:
+            settings = self._settings()
+            if settings is None:
                 found = self._model.run(feeds)
-            except StrataError as error:
-                self._check(feeds)
-                raise of_running(error) from error
+            else:
+                with settings:
+                    found = self._model.run(feeds)
+        except StrataError as error:
+            self._check(feeds)
+            raise of_running(error) from error
         if not output_names:
             return list(found)
         if isinstance(output_names, str):
@@ -341,11 +344,11 @@ class InferenceSession:
             if x is None and port is not None and not port.type.startswith("optional"):
                 raise Fail(f"Missing Input: {name}", code="O701")
 
-    def _settings(self) -> AbstractContextManager[Any]:
+    def _settings(self) -> Settled | None:
         """Threads that the options ask for; whoever asks for none gets the process's."""
         threads = self._options.intra_op_num_threads
         if threads <= 0:
-            return nullcontext()
+            return None
         base = config()
         if self._held is None or self._held[0] is not base:
             from dataclasses import replace

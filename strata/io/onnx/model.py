@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strata.arguments import hot
 from strata.config import config, logger
 from strata.core import Dim, Table, give_back, here, located, new_rlock, symbols
 from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownMethodError, UnknownNameError
@@ -111,13 +112,13 @@ class OnnxModel:
 
     # running
 
-    @located
+    @hot
     def run(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> tuple[Any, ...]:
         """Run on arrays by input name: a tuple of arrays, one for each output (lists for sequences).
 
         Arrays of PyTorch, JAX or CuPy give results of that library.
         """
-        given = named if feeds is None else {**feeds, **named}
+        given = named if feeds is None else feeds if type(feeds) is dict and not named else {**feeds, **named}
         quick = self._quick.peek(self._quick_key(given))
         if quick is None:
             arrays = self._checked(given)

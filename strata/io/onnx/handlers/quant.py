@@ -116,13 +116,15 @@ def dynamic_quantize_linear(n: NodeView) -> tuple[Value, ...]:
 
 
 def dynamic_codes(x: Value) -> tuple[Value, Value, Value]:
-    """u8 codes of x, their scale and zero point, all values of x and 0 in their range."""
-    low = ops.minimum(ops.min(x), 0.0)
-    high = ops.maximum(ops.max(x), 0.0)
+    """u8 codes of x, their scale and zero point, all values of x and 0 in their range; where x is 0, the scale is 1."""
+    if 0 in x.shape:
+        low = high = ops.zeros((), x.dtype)
+    else:
+        low, high = ops.minimum(ops.min(x), 0.0), ops.maximum(ops.max(x), 0.0)
     scale = (high - low) / 255.0
-    safe = ops.where(ops.equal(scale, 0.0), ops.ones_like(scale), scale)
-    zero = ops.clip(ops.round(ops.negative(low) / safe), 0.0, 255.0)
-    return ops.cast(ops.round(x / safe) + zero, "u8"), scale, ops.cast(zero, "u8")
+    scale = ops.where(ops.equal(scale, 0.0), ops.ones_like(scale), scale)
+    zero = ops.clip(ops.round(ops.negative(low) / scale), 0.0, 255.0)
+    return ops.cast(ops.round(x / scale) + zero, "u8"), scale, ops.cast(zero, "u8")
 
 
 def _is_code(n: NodeView, i: int) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.core import f32
 from strata.errors import FileError, LowerError, ShapeError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.conv import conv_options
@@ -152,7 +153,9 @@ def conv_transpose_with_dynamic_pads(n: NodeView) -> Value:
 @reads("CropAndResize", domain=MS)
 def crop_and_resize(n: NodeView) -> Value:
     """Boxes [R, 4] of images, each resized to one size; corners of a box are centres of the first and last element."""
-    x, boxes = n[0], n[1]
+    x = n[0]
+    kind = x.dtype if x.dtype.itemsize > 2 else f32
+    boxes = ops.cast(n[1], kind)
     mode = n.choice("mode", "bilinear", ("bilinear", "nearest"))
     _, channels, height, width = x.shape
     sizes = n.ints(3)
@@ -163,11 +166,11 @@ def crop_and_resize(n: NodeView) -> Value:
     def places(axis: int) -> Value:
         """Where in the image the elements of the crop are, [R, size]."""
         low, high = (ops.narrow(boxes, 1, at, 1) for at in (axis, axis + 2))
-        last = ops.cast(ops.dim_size((height, width)[axis] - 1), x.dtype)
+        last = ops.cast(ops.dim_size((height, width)[axis] - 1), kind)
         if sizes[axis] == 1:
             return (low + high) * 0.5 * last
         step = (high - low) * last / float(sizes[axis] - 1)
-        return low * last + step * ops.insert_axis(ops.cast(ops.iota(sizes[axis]), x.dtype), 0)
+        return low * last + step * ops.insert_axis(ops.cast(ops.iota(sizes[axis]), kind), 0)
 
     y, x_at = ops.insert_axis(places(0), 2), ops.insert_axis(places(1), 1)
 
@@ -190,7 +193,7 @@ def crop_and_resize(n: NodeView) -> Value:
         lower = taken(ops.ceil(y), left) * (1.0 - across) + taken(ops.ceil(y), ops.ceil(x_at)) * across
         made = upper * (1.0 - down) + lower * down
     known = ops.insert_axis(ops.logical_and(inside(y, height), inside(x_at, width)), 3)
-    made = ops.where(known, made, ops.full((), float(n.attr("extrapolation_value", 0.0)), x.dtype))
+    made = ops.where(known, ops.cast(made, x.dtype), ops.full((), float(n.attr("extrapolation_value", 0.0)), x.dtype))
     return ops.transpose(made, 0, 3, 1, 2)
 
 

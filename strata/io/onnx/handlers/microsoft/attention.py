@@ -97,8 +97,8 @@ def attention(n: NodeView) -> Any:
 def quantised_attention(n: NodeView) -> Any:
     """The same, with codes for x and the matrix."""
     total = ops.matmul(numbers(n, 0, 6), numbers(n, 1, 7))
-    joint = ops.cast(total, "f32") * (wide(n, 3) * wide(n, 4)) + n[2]
-    return _self_attention(n, joint, (n.shape(1)[1] // 3,) * 3, n[5], n[8], None)
+    joint = ops.cast(total, "f32") * (wide(n, 3) * wide(n, 4)) + wide(n, 2)
+    return _self_attention(n, ops.cast(joint, n[2].dtype), (n.shape(1)[1] // 3,) * 3, n[5], n[8], None)
 
 
 def _self_attention(n: NodeView, joint: Value, widths: Any, mask: Value | None, past: Value | None, added: Any) -> Any:

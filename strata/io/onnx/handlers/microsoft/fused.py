@@ -128,13 +128,13 @@ def dynamic_quantize_matmul(n: NodeView) -> Value:
 @reads("MatMulIntegerToFloat", domain=MS)
 def matmul_integer_to_float(n: NodeView) -> Value:
     a, b = numbers(n, 0, 4), numbers(n, 1, 5)
-    out = ops.cast(ops.matmul(a, b), "f32") * (n[2] * n[3])
-    return out if n[6] is None else out + n[6]
+    out = ops.cast(ops.matmul(a, b), "f32") * (wide(n, 2) * wide(n, 3))
+    return ops.cast(out if n[6] is None else out + wide(n, 6), n[2].dtype)
 
 
 @reads("QGemm", domain=MS)
 def qgemm(n: NodeView) -> Any:
-    """alpha · A · B + C of codes, as codes of y's scale, or as numbers where that is absent."""
+    """alpha · A · B + C of codes over y's scale: as codes, or as numbers where y has no zero point."""
     turned = bool(n.attr("transB", 0))
     a, b = numbers(n, 0, 2), numbers(n, 3, 5, lambda z: ops.insert_axis(z, 1) if z.ndim and turned else z)
     a = ops.transpose(a, (1, 0)) if n.attr("transA", 0) else a
@@ -143,10 +143,8 @@ def qgemm(n: NodeView) -> Any:
     if n.has(6):
         total = total + n[6]
     scale = wide(n, 1) * wide(n, 4) * n.attr("alpha", 1.0)
-    if not n.has(7):
-        return ops.cast(total, "f32") * scale
-    target = n.np_dtype(8) if n.has(8) else n.np_dtype(0)
-    return to_codes(ops.cast(total, "f32") * (scale / wide(n, 7)), wide(n, 8) if n.has(8) else None, target, n)
+    made = ops.cast(total, "f32") * (scale / wide(n, 7) if n.has(7) else scale)
+    return to_codes(made, wide(n, 8), n.np_dtype(8), n) if n.has(8) else made
 
 
 # quantised

@@ -10,6 +10,7 @@ from strata.errors import LowerError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.conv import conv_options, pool_options
 from strata.io.onnx.handlers.microsoft.fused import activated, coded, fused_matmul, real
+from strata.io.onnx.handlers.quant import wide
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
 from strata.mir import Value
@@ -83,7 +84,7 @@ def quantised_embed_layer_normalization(n: NodeView) -> Any:
 
 @reads("Inverse", domain=MS)
 def inverse(n: NodeView) -> Value:
-    return ops.cast(ops.inv(n[0]), n[0].dtype)
+    return ops.cast(ops.inv(n[0] if n[0].dtype.itemsize >= 4 else wide(n, 0)), n[0].dtype)
 
 
 @reads("ExpandDims", domain=MS)
