@@ -438,7 +438,7 @@ def single_terms(kernel: Kernel, kept: frozenset[str]) -> tuple[Dim, Kernel, Ker
     if not roles.is_matrix or not sums[0].sums_products:
         return None
     along = sum((where for where, buffer in roles.along if buffer not in kept), 0)
-    return along, _in_order(kernel, sums, "dot"), _in_order(kernel, sums, "serial")
+    return along, _in_order(kernel, sums, "dot"), _in_order(kernel, sums, "products")
 
 
 def _in_order(kernel: Kernel, sums: Sequence[Expr], order: str) -> Kernel:
