@@ -81,14 +81,15 @@ class ProductBlocks:
         return cls(PRODUCTS * parts) if k > PRODUCTS * parts else None
 
     @classmethod
-    def of_convolution(cls, channels: int, kernel: Sequence[int]) -> ProductBlocks | None:
-        """Of a convolution by a kernel of taps, each of so many channels; None: one block."""
-        line = channels * kernel[-1]
+    def of_convolution(cls, channels: int, kernel: Sequence[int], *, beside: bool = False) -> ProductBlocks | None:
+        """Of a convolution by a kernel of taps, each of so many channels; None: one block. Narrow groups side by side
+        go through the taps of a line for one channel after the other."""
+        line, inner = channels * kernel[-1], kernel[-1] if beside else channels
         if channels * math.prod(kernel) <= PRODUCTS:
             return None
         if line <= PRODUCTS:
             return cls(PRODUCTS // line * line)
-        return cls(PRODUCTS // channels * channels, line) if channels <= PRODUCTS else cls(PRODUCTS, channels)
+        return cls(PRODUCTS // inner * inner, line) if inner <= PRODUCTS else cls(PRODUCTS, inner)
 
 
 def sum_bytes(dtype: DType) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, plan_convolution
+from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, in_blocks, plan_convolution
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site
@@ -25,7 +25,6 @@ from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constan
 from strata.backends.llvm.ir.native import while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
-from strata.kernel import PRODUCTS
 
 MOST_PIXELS = 256  # of a chunk
 FEWEST_CHUNKS = 16
@@ -90,6 +89,7 @@ def plan_beside(
     spec = replace(spec, product=replace(spec.product, a_runs=prod(window.kernel[:-1]), vectors=vectors))
     panels = max(1, -(-columns // spec.product.panel_columns))
     made = replace(spec.product, heights=heights, chunk_rows=rows, chunk_panels=panels, ends_in_registers=False)
+    made = in_blocks(made, channels, window, beside=True)
     return replace(spec, product=made, joined=False, beside=groups, outputs=outputs, pixel=pixel)
 
 
@@ -285,7 +285,7 @@ class _Tile:
 
         if blocks is None or not blocks.run:
             return some(0, self.channels, sums)
-        together = max(1, PRODUCTS // self.window.kernel[-1])
+        together = blocks.terms // self.window.kernel[-1]
 
         def block(first: str, totals: list[str]) -> list[Value]:
             made = some(first, f.smin(f.add(first, together), self.channels), [self._zero] * self.height)

@@ -273,7 +273,7 @@ class _Depthwise(_Planes):
             for t in range(taps):
                 users.setdefault(i * stride + t * dilation, []).append((i, t))
         scale = {(t, tap): self._weight(weights, t, tap) for t in range(taps) for tap in range(window.kernel[1])}
-        sums = _PlaneSums(self, count)
+        sums = [constant(self.type, 0)] * count
         for away in sorted(users):
             y = f.add(first, away)
             place = f.address("float", x, f.add(f.mul(y, number["x0"]), start))
@@ -281,8 +281,8 @@ class _Depthwise(_Planes):
             for reads, along in self.reads().items():
                 for tap, value in zip(along, self.seen(place, reads, along, masks), strict=True):
                     for i, t in users[away]:
-                        sums.add(i, t, tap, value, scale[t, tap])
-        return sums.all()
+                        sums[i] = self.arithmetic.step(f, value, scale[t, tap], sums[i])
+        return sums
 
     def _weight(self, weights: str, row: int, column: int) -> str:
         f = self.f
@@ -304,37 +304,6 @@ class _Depthwise(_Planes):
             f.masked_store(type_, value, place, out.itemsize, mask)
 
 
-class _PlaneSums:
-    """Sums of the lines of a tile, each block of taps from zero; the taps of a line come in their order."""
-
-    def __init__(self, driver: _Depthwise, count: int) -> None:
-        self.driver, self.blocks = driver, driver.product.blocks
-        self.sums = [constant(driver.type, 0)] * count
-        self.done: list[str] = [""] * count
-        self.before = [0] * count
-
-    def add(self, line: int, row: int, column: int, value: str, weight: str) -> None:
-        """The product of a tap, the column-th of a row."""
-        f, term = self.driver.f, row * self.driver.window.kernel[1] + column
-        if self.blocks is not None:
-            if any(map(self.blocks.begins, range(self.before[line] + 1, term + 1))):
-                self._join(line)
-            self.before[line] = term
-        self.sums[line] = self.driver.arithmetic.step(f, value, weight, self.sums[line])
-
-    def all(self) -> list[str]:
-        """The sums of all lines."""
-        for line in range(len(self.sums)):
-            if self.done[line]:
-                self._join(line)
-        return [total or own for total, own in zip(self.done, self.sums, strict=True)]
-
-    def _join(self, line: int) -> None:
-        before, type_ = self.done[line], self.driver.type
-        own, self.sums[line] = self.sums[line], constant(type_, 0)
-        self.done[line] = self.driver.f.binary("fadd", type_, before, own) if before else own
-
-
 class _Tiles(_Depthwise):
     """Planes that are one tile each: what the padding takes is known."""
 
@@ -349,7 +318,7 @@ class _Tiles(_Depthwise):
         offset = f.add(f.mul(image, number["x_image"]), f.mul(channel, number["x_channel"]))
         x = f.address("float", self.x, offset)
         weights = f.address("float", self.weights, f.mul(channel, self.spec.k))
-        sums, rows = _PlaneSums(self, down.count), self._rows()
+        sums, rows = [constant(self.type, 0)] * down.count, self._rows()
         lines = {y: f.address("float", x, f.mul(y, number["x0"])) for y in rows}
         # steps of more than one: a line is in registers, and every tap picks its own
         kept = {y: self._line(line) for y, line in lines.items()} if self.window.stride[1] > 1 else {}
@@ -359,9 +328,9 @@ class _Tiles(_Depthwise):
             for tap in range(kernel[1]):
                 value = self._picked(kept[y], tap) if kept else self._at(lines[y], tap)
                 for line, t in users:
-                    sums.add(line, t, tap, value, scale[t, tap])
+                    sums[line] = self.arithmetic.step(f, value, scale[t, tap], sums[line])
         mask = f.mask_below(self.lanes, along.count) if along.count < self.lanes else None
-        for line, value in enumerate(sums.all()):
+        for line, value in enumerate(sums):
             self._put(value, plane, line, 0, mask)
 
     def _rows(self) -> dict[int, list[tuple[int, int]]]:

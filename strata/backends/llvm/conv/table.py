@@ -24,7 +24,7 @@ from strata.backends.llvm.gemm.spec import Contraction, for_rows, plan_contracti
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
-from strata.kernel import PRODUCTS, ProductBlocks
+from strata.kernel import ProductBlocks
 
 TABLE_BYTES: Final = 96 << 10  # of a chunk's addresses and copied runs, on the stack
 FEWEST_CHUNKS: Final = 32  # with 16, the last one of two threads works alone for a twentieth of the time
@@ -55,8 +55,7 @@ class ConvWindow:
     def joins(self, channels: int, groups: int) -> bool:
         """Whether all taps along the last axis are one run."""
         adjacent = groups == 1 and self.dilation[-1] == self.input_dilation[-1] == 1
-        short = channels < SHORT_RUN and channels * self.kernel[-1] <= PRODUCTS
-        return adjacent and short and self.kernel[-1] > 1
+        return adjacent and channels < SHORT_RUN and self.kernel[-1] > 1
 
     def runs(self, channels: int, groups: int) -> int:
         """Runs of a pixel."""
@@ -183,9 +182,9 @@ def plan_convolution(
     return Convolution(spec, window, channels, joined, fill, line=line)
 
 
-def in_blocks(spec: Contraction, channels: int, window: ConvWindow) -> Contraction:
-    """With sums in the blocks of a convolution, whichever way it takes."""
-    blocks = ProductBlocks.of_convolution(channels, window.kernel) if spec.accumulator.is_float else None
+def in_blocks(spec: Contraction, channels: int, window: ConvWindow, *, beside: bool = False) -> Contraction:
+    """With sums in the blocks of a convolution, whichever way it takes; `beside`: of narrow groups side by side."""
+    blocks = ProductBlocks.of_convolution(channels, window.kernel, beside=beside) if spec.accumulator.is_float else None
     return replace(spec, blocks=blocks)
 
 

@@ -24,12 +24,12 @@ from strata.backends.llvm.gemm.spec import (
     PACK_SECONDS,
     Contraction,
     ceil_div,
-    even_grain,
     in_rows,
     plan_contraction,
     with_ending,
     with_half_tail,
 )
+from strata.backends.llvm.gemm.tiles import even_grain
 from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.ir.registers import from_memory, to_memory
 from strata.backends.llvm.loops.emit import LoopEmitter

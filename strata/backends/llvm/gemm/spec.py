@@ -269,18 +269,6 @@ class Contraction:
         return "; ".join(parts)
 
 
-def even_grain(points: int, seconds: float, most: float) -> int:
-    """How many points of so many seconds are handed out together: at most some work at once, and even halves of all."""
-
-    def slower_half(grain: int) -> float:
-        pieces = -(-points // grain)
-        return min(-(-pieces // 2) * grain, points) * seconds + pieces * HAND_SECONDS
-
-    if points * seconds <= most:
-        return points
-    return min(range(1, max(1, min(int(most / max(seconds, 1e-9)), points)) + 1), key=slower_half)
-
-
 def ceil_div(value: Dim, unit: Dim) -> Dim:
     return (value + (unit - 1)) // unit
 
@@ -331,7 +319,6 @@ CHUNK_ROWS: Final = 64  # a panel of B comes from the third-level cache once for
 OPEN_ROWS: Final = 96  # the same where m is open: so many tiles that an even number of blocks leaves none of them empty
 A_BLOCK_BYTES: Final = 96 << 10  # a packed block of A, on the stack
 SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
-HAND_SECONDS: Final = 0.1e-6  # to hand out a piece of work
 LOOP_CHUNK_SECONDS: Final = 2.5e-6  # the same in a loop: its turns follow each other, so that no thread falls asleep
 PACK_SECONDS: Final = 0.15e-9  # to pack one element of A
 PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
