@@ -11,7 +11,7 @@ import pytest
 
 import strata.ops as functions
 from strata.backends.llvm.gemm.spec import in_rows, plan_contraction
-from strata.core import Dim, sym
+from strata.core import Dim, c64, sym
 from strata.kernel import PRODUCTS, ProductBlocks
 from strata.mir import Graph
 from strata.runtime import Session
@@ -71,20 +71,49 @@ def test_bits_of_matmuls(m: int, k: int) -> None:
     assert np.array_equal(run(packed, np.asfortranarray(a), b), expected)
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["fresh", "kept"])
+def test_bits_of_matmuls_whose_sizes_are_open(kept: bool) -> None:
+    """Rows, columns or terms as symbols, with and without bounds: the chains of NumPy."""
+    rng = np.random.default_rng(0)
+    for open_sizes in ({"m": 64}, {"k": 512}, {"k": None}, {"m": None, "n": None, "k": None}):
+        if kept and not open_sizes.keys() <= {"m"}:
+            continue
+        names: dict[str, Dim] = {name: sym(name, 0, most) for name, most in open_sizes.items()}
+        for m, k, n in ((3, 300, 40), (9, 129, 20), (9, 128, 33), (2, 40, 17), (5, 1, 9), (4, 0, 5)):
+            sizes: dict[str, Dim] = {"m": m, "k": k, "n": n} | names
+            g = Graph("open")
+            x = g.input("a", (sizes["m"], sizes["k"]))
+            y = (g.param if kept else g.input)("b", (sizes["k"], sizes["n"]))
+            done = Session("cpu").compile(g.outputs(x @ y))
+            a, b = short(rng, m, k), short(rng, k, n)
+            if kept:
+                done.set_params({"b": b})
+            (found,) = done.run({"a": a} if kept else {"a": a, "b": b})
+            products = a.T[:, :, None] * b[:, None, :] if k else np.zeros((1, m, n), np.float32)
+            assert np.array_equal(np.asarray(found), in_blocks(products, ProductBlocks.of_matmul(k))), (open_sizes, k)
+
+
+def test_products_too_small_keep_their_sign_in_every_block() -> None:
+    """What is below all floats is -0.0 where a block of known or open length ends."""
+    a, b = np.full((9, 300), -1e-30, np.float32), np.full((300, 20), 1e-30, np.float32)
+    for k in (1, 100, 128, 129, 300):
+        signs = set()
+        for size in (k, sym("k", 0), sym("k", 1, 512)):
+            g = Graph("tiny")
+            done = Session("cpu").compile(g.outputs(g.input("a", (9, size)) @ g.input("b", (size, 20))))
+            (found,) = done.run({"a": a[:, :k].copy(), "b": b[:k].copy()})
+            signs.add(np.signbit(np.asarray(found)).all().item())
+        assert len(signs) == 1, k
+
+
 def test_bits_of_complex_matmuls_do_not_depend_on_their_tiles() -> None:
     rng = np.random.default_rng(0)
     a, b = (short(rng, *s) + 1j * short(rng, *s) for s in ((37, 300), (300, 20)))
     a, b = a.astype(np.complex64), b.astype(np.complex64)
-    one = run(plan_contraction(37, 20, 300, HOST, a=_complex()), a, b)
-    other = run(plan_contraction(37, 20, 300, HOST, a=_complex(), a_unit_k=False), np.asfortranarray(a), b)
+    one = run(plan_contraction(37, 20, 300, HOST, a=c64), a, b)
+    other = run(plan_contraction(37, 20, 300, HOST, a=c64, a_unit_k=False), np.asfortranarray(a), b)
     assert np.array_equal(one, other)
     assert error(one, a.astype(np.complex128) @ b.astype(np.complex128)) < MOST
-
-
-def _complex() -> Any:
-    from strata.core import c64
-
-    return c64
 
 
 CONVOLUTIONS = [
