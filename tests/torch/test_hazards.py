@@ -202,7 +202,7 @@ def test_what_does_not_compile_stays_in_torch(monkeypatch: pytest.MonkeyPatch) -
 
 def test_integers_divided_by_zero_are_torchs_error() -> None:
     x, y = torch.arange(6), torch.tensor([1, 2, 0, 3, -1, 5])
-    modes = [
+    modes: list[Any] = [
         lambda x, y: x // y, lambda x, y: x % y, torch.fmod, lambda x, y: torch.div(x, y, rounding_mode="trunc"),
         lambda x, y: 7 % y, lambda x, y: (x // (y + 1)).sum() + y.sum(),
     ]  # fmt: skip
@@ -213,11 +213,15 @@ def test_integers_divided_by_zero_are_torchs_error() -> None:
             run(x, y)
         assert torch.equal(run(x, y.abs() + 1), f(x, y.abs() + 1))
     torch._dynamo.reset()
-    none: Any = torch.compile(lambda x, y: x // y, backend="strata", dynamic=True)
+    none: Any = torch.compile(modes[0], backend="strata", dynamic=True)
     assert none(x[:0], torch.tensor(0)).shape == (0,)
-    by_size: Any = torch.compile(lambda x: torch.arange(12) // x.shape[0], backend="strata", dynamic=True)
+
+    def of_size(x: Any) -> Any:
+        return torch.arange(12) // x.shape[0]
+
+    by_size: Any = torch.compile(of_size, backend="strata", dynamic=True)
     assert torch.equal(by_size(torch.randn(5)), torch.arange(12) // 5)
-    floats: Any = torch.compile(lambda x, y: x // y, backend="strata")
+    floats: Any = torch.compile(modes[0], backend="strata")
     torch.testing.assert_close(floats(x.double(), y.double()), x.double() // y.double(), equal_nan=True)
 
 
@@ -234,9 +238,12 @@ def test_numbers_that_change_from_call_to_call() -> None:
 
 
 def test_tensors_of_several_lengths() -> None:
-    parts = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=torch.jagged)
-    run: Any = torch.compile(lambda x: x.sin() * 2, backend="strata")
-    found = run(parts)
+    parts: Any = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=torch.jagged)
+
+    def doubled(x: Any) -> Any:
+        return x.sin() * 2
+
+    found: Any = torch.compile(doubled, backend="strata")(parts)
     assert found.offsets().equal(parts.offsets())
     torch.testing.assert_close(found.values(), parts.values().sin() * 2)
 

@@ -256,7 +256,7 @@ class GemmDriver:
         f.if_(several, lambda: self._join(chunk, 1, self.sums))
 
         def one(panel: str, _: list[str]) -> None:
-            _, columns, _, spare = self._columns_of(chunk, panel)
+            columns, spare = self._columns_of(chunk, panel)[1::2]
             sums = f.address(memory_type(spec.accumulator), self._own_sums(chunk, 0, panel), spare)
             block = GemmBlock(0, 0, 0, "true")
             self._finish(

@@ -213,7 +213,7 @@ class Micro:
         types = [type_ for type_, _ in zeros]
 
         def one(run: str, _: list[str]) -> None:
-            body, present, _ = self._run(f, run)
+            body, present = self._run(f, run)[:2]
 
             def block(low: str, _: list[str]) -> None:
                 high = f.smin(f.add(low, terms), "%a_stride")

@@ -80,7 +80,7 @@ def test_bits_of_matmuls_whose_sizes_are_open(kept: bool) -> None:
             continue
         names: dict[str, Dim] = {name: sym(name, 0, most) for name, most in open_sizes.items()}
         for m, k, n in ((3, 300, 40), (9, 129, 20), (9, 128, 33), (2, 40, 17), (5, 1, 9), (4, 0, 5)):
-            sizes: dict[str, Dim] = {"m": m, "k": k, "n": n} | names
+            sizes: dict[str, Dim] = {"m": m, "k": k, "n": n, **names}
             g = Graph("open")
             x = g.input("a", (sizes["m"], sizes["k"]))
             y = (g.param if kept else g.input)("b", (sizes["k"], sizes["n"]))
@@ -116,7 +116,7 @@ def test_bits_of_complex_matmuls_do_not_depend_on_their_tiles() -> None:
     assert error(one, a.astype(np.complex128) @ b.astype(np.complex128)) < MOST
 
 
-CONVOLUTIONS = [
+CONVOLUTIONS: list[Any] = [
     # channels, sizes, outputs, kernel, options; which way each takes is asserted nowhere: all of them obey
     (16, (9, 9), 24, (3, 3), {"stride": 2}),  # whole lines
     (60, (7, 7), 24, (3, 3), {"stride": 2, "padding": 1}),  # taps of a line
@@ -201,7 +201,7 @@ def test_bits_of_convolutions(case: Any) -> None:
         assert np.array_equal(found, expected)
 
 
-LONG = [
+LONG: list[Any] = [
     (512, (9, 9), 64, (3, 3), {"stride": 2, "padding": 1}),
     (512, (14, 14), 64, (3, 3), {"padding": 1}),  # Winograd's way
     (2048, (3, 3), 64, (1, 1), {}), (2048, (3, 3), 64, (1, 1), {"stride": 2}),
