@@ -34,10 +34,12 @@ On two cores, torch 2.13. Errors are lengths of differences from eager in f64, b
 
 | what | found |
 |---|---|
-| models of transformers, timm, torchvision, diffusers (`python -m tests.torch_models`) | 64 of 66 right, no fallback |
-| beyond twice eager's error | `timm_regnet` (4.2e-7, eager 1.2e-7), `timm_poolformer` (1.05e-6, eager 5.3e-7) |
+| models of transformers, timm, torchvision, diffusers (`python -m tests.torch_models`) | 66 of 66 right, no fallback |
+| torch's own samples (`python -m tests.torch_opinfo`) | 9030 of 9086 within OpInfo's tolerance (99.4 %) |
+| the other 56 | signs of eigenvectors, ids of equal elements, dropout, f32 sums rounded otherwise |
 | as far from f64 as eager, which is far | `tv_ssdlite` (both 0.77): close scores put boxes in another order |
 | 100 steps of AdamW (`--train`): bert, gpt2, llama, t5, vit, convnext | losses within 4.2e-5, gradients 1.6e-6 |
+| the same: deit, gpt_neo, electra, swin (one op stays in torch) | losses within 3.1e-6, gradients 2.5e-6 |
 | the same, timm_resnet18 | losses within 2.7e-4, gradients 2.2e-6; statistics in the end within 1.9e-3 |
 | statistics of timm_resnet18 against f64 | 1.9e-3, eager 1.2e-3: small differences grow in both |
 | a second process with the same program | compiles nothing; a compiler is never needed, `PATH` may be empty |

@@ -389,6 +389,10 @@ TRAINED = (
     "timm_efficientnet_b0",
     "tv_mobilenet_v2",
     "unet",
+    "deit",
+    "gpt_neo",
+    "electra",
+    "swin",
 )
 
 

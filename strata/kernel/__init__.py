@@ -36,7 +36,7 @@ from strata.kernel.ir import (
 from strata.kernel.legal import check_own_schedule, check_schedule
 from strata.kernel.nans import is_below, need_no_nan
 from strata.kernel.nest import Compute, LoopBlock, MapLoop, ReduceLoop, StoreStep, make_nest
-from strata.kernel.order import REGISTERS, STEPS, Machine, groups_of, sum_bytes
+from strata.kernel.order import PRODUCTS, REGISTERS, STEPS, Machine, ProductBlocks, block_terms, groups_of, sum_bytes
 from strata.kernel.passes.interleave import SPREADS, combs
 from strata.kernel.passes.normalize import address, normalize, ordered
 from strata.kernel.passes.pipeline import device_form, loops_of, processor_phases

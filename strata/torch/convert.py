@@ -22,7 +22,7 @@ from strata.mir import Graph, Value, constant, placeholder
 from strata.torch import aten as _rules  # noqa: F401 - fills the table
 from strata.torch.aten.linalg import CHECKS
 from strata.torch.aten.promotion import value
-from strata.torch.kinds import TorchSizes, memory_order, to_array
+from strata.torch.kinds import TorchSizes, is_ragged, memory_order, to_array
 from strata.torch.random import DRAWS
 from strata.torch.table import Later, Unsupported, find, overload_name
 
@@ -108,12 +108,14 @@ class Conversion:
     results: list[Result | Viewed | Passed | SizeResult | None] = field(default_factory=list)
     sizes: list[tuple[str, int, int]] = field(default_factory=list)  # symbol, argument, axis (-1: the argument itself)
     conditions: list[Condition] = field(default_factory=list)
+    divisors: int = 0  # results behind the others: whether integers are divided by zero
     place: torch.device | None = None  # where its tensors are; None: it has none
     unsupported: dict[fx.Node, str] = field(default_factory=dict)
 
 
 DEVICES = ("cpu", "cuda")
 COMPARISONS = (operator.ge, operator.le, operator.gt, operator.lt, operator.eq, operator.ne)
+DIVISIONS = ("floor_divide", "remainder", "fmod", "div")  # that torch refuses for integers, by zero
 OF_SIZES = ("aten::_assert_scalar.default", "aten::sym_constrain_range_for_size.default")
 
 
@@ -138,6 +140,7 @@ class _Walk:
         self.made = Conversion()
         self.numbers: list[tuple[fx.Node, int]] = []  # arguments that are sizes
         self.place: torch.device | None = None  # where all tensors are
+        self.divisors: dict[Value, None] = {}  # of integers
 
     # ---------------------------------------------------------------------------------------------------------- inputs
 
@@ -146,7 +149,8 @@ class _Walk:
         if node.users and all(_is_ordered(user) and user.args[0] is node for user in node.users):
             return _Token(at)
         if isinstance(kept, torch.SymInt):
-            self.numbers.append((node, at))
+            if not is_ragged(kept):
+                self.numbers.append((node, at))
             return _Absent()
         if not isinstance(kept, torch.Tensor):
             return kept if isinstance(kept, (int, float, bool)) else _Absent()
@@ -209,12 +213,29 @@ class _Walk:
             base = node.args[0].meta["val"]  # type: ignore[union-attr]
             if not base.is_contiguous() or base.storage_offset() != 0:
                 raise Unsupported("a view of a tensor that does not lie in order")
+        self._note_divisor(entry.overload, out, args)
         made = entry.rule(out, *args, **options)
         if isinstance(made, list):
             read = {user.args[1] for user in node.users if user.target is operator.getitem}
             if any(isinstance(m, Later) and m.readers and i not in read for i, m in enumerate(made)):
                 raise Unsupported("nobody asks how it went: it may not raise")
         return self._checked(made, out)
+
+    def _note_divisor(self, overload: str, out: Any, args: Sequence[Any]) -> None:
+        """On the host, torch refuses to divide integers by zero."""
+        name = overload.partition("::")[2].partition(".")[0]
+        if name not in DIVISIONS or not isinstance(out, TensorType) or not out.dtype.is_int or self._is_on_device():
+            return
+        by = args[1]
+        if isinstance(by, Value):  # of no elements, none is divided
+            self.divisors[by if out.is_static and 0 not in out.shape else ops.broadcast_to(by, out.shape)] = None
+        elif isinstance(by, SymExpr):
+            self.made.conditions.append(Condition(operator.ne, by, 0, "ZeroDivisionError"))
+        elif by == 0:
+            raise Unsupported("a division of integers by zero")
+
+    def _is_on_device(self) -> bool:
+        return self.plain or (self.place is not None and self.place.type != "cpu")
 
     def _item(self, node: fx.Node) -> Any:
         whole = self.env[node.args[0]]  # type: ignore[index]
@@ -328,8 +349,10 @@ class _Walk:
                 at[source] = len(values)
                 values.append(made)
             self.made.results.append(Result(at[source], order))
-        if values:
-            self.made.graph = self.graph.outputs(*values)
+        flags = [ops.any(ops.equal(d, 0)) for d in self.divisors]
+        self.made.divisors = len(flags)
+        if values or flags:
+            self.made.graph = self.graph.outputs(*values, *flags)
 
     def _find_sizes(self) -> None:
         """TorchSizes that no tensor has along an axis come as the length of an input of their own."""
@@ -411,8 +434,9 @@ def convert(
             case "placeholder":
                 places[node] = len(places)
                 builder.env[node] = builder.argument(node, places[node])
-                if isinstance(builder.env[node], _Absent) and isinstance(node.meta.get("val"), torch.SymInt):
-                    builder.env[node] = builder._size(node.meta["val"])
+                kept = node.meta.get("val")
+                if isinstance(builder.env[node], _Absent) and isinstance(kept, torch.SymInt) and not is_ragged(kept):
+                    builder.env[node] = builder._size(kept)
             case "get_attr":
                 builder.env[node] = _attribute(gm, str(node.target))
             case "call_function":

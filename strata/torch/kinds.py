@@ -52,6 +52,7 @@ TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_HUGE = 1 << 48  # bounds of sizes that are none: torch's infinities count as finite
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
@@ -82,8 +83,11 @@ def to_array(t: torch.Tensor) -> np.ndarray:
 
 
 def to_tensor(a: np.ndarray) -> torch.Tensor:
-    """The memory of an array as a tensor, which keeps it alive."""
+    """The memory of an array as a tensor, which keeps it alive; one of no elements is torch's own, which it may
+    resize."""
     theirs = TORCH_DTYPES[as_dtype(a.dtype)]
+    if not a.size:
+        return torch.empty(a.shape, dtype=theirs)
     bits = _BITS.get(theirs)
     if bits is None:
         return torch.from_numpy(a)
@@ -113,7 +117,7 @@ class TorchSizes:
     def give(self, x: Any) -> None:
         """Note an argument of the call: its sizes are known by then, whatever torch calls them."""
         for n in x.shape if isinstance(x, torch.Tensor) else (x,):
-            if isinstance(n, torch.SymInt) and isinstance(n.node.expr, sympy.Symbol):
+            if isinstance(n, torch.SymInt) and isinstance(n.node.expr, sympy.Symbol) and not is_ragged(n):
                 self.given.add(str(n.node.expr))
 
     def shape(self, dims: Sequence[Any]) -> tuple[Dim, ...]:
@@ -169,12 +173,17 @@ class TorchSizes:
             low, high = 0, None
             bounds = self.ranges.get(name) or (env.var_to_range.get(s) if env is not None else None)
             if bounds is not None:
-                low = int(bounds.lower) if bounds.lower.is_finite else 0
-                high = int(bounds.upper) if bounds.upper.is_finite and bounds.upper < 1 << 48 else None
+                low = max(int(bounds.lower), -1) if bounds.lower > -_HUGE else -1
+                high = int(bounds.upper) if bounds.upper < _HUGE else None
             if low < 0:
                 raise Unsupported(f"size {name}, which may be negative")
             self.known[name] = sym(name, low, high)
         return self.known[name]
+
+
+def is_ragged(n: torch.SymInt) -> bool:
+    """Whether a size stands for several lengths, of a tensor of several: it has no value."""
+    return bool(n.node.is_nested_int()) or isinstance(n.node.hint, torch.SymInt)
 
 
 def memory_order(t: torch.Tensor) -> tuple[int, ...] | None:

@@ -30,6 +30,7 @@ class TorchProgram:
         self.inputs, self.params, self.results = tuple(made.inputs), tuple(made.params), tuple(made.results)
         self.sizes = tuple(made.sizes)
         self.conditions = tuple(made.conditions)
+        self.divisors = made.divisors
         self.graph = made.graph
         with using(check_indices=True):
             self.compiled: CompiledGraph = session.compile(made.graph)
@@ -54,6 +55,10 @@ class TorchProgram:
                     binding = self._binding(args)
                 arrays.append(to_array(source.draw(tuple(_size(d, binding) for d in source.shape))))
         outputs = self._run(lambda: self.compiled.run_ready(arrays))
+        if self.divisors:
+            *outputs, flags = *outputs[: -self.divisors], outputs[-self.divisors :]
+            if any(flags):
+                raise RuntimeError("ZeroDivisionError")  # torch's words
         results = self._results([to_tensor(x) for x in outputs], args, binding)
         args.clear()
         return results

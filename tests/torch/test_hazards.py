@@ -198,3 +198,61 @@ def test_what_does_not_compile_stays_in_torch(monkeypatch: pytest.MonkeyPatch) -
     run: Any = torch.compile(f, backend="strata")
     torch.testing.assert_close(run(torch.ones(3)), f(torch.ones(3)))
     assert sum(st.torch.report().stayed.values()) >= 2
+
+
+def test_integers_divided_by_zero_are_torchs_error() -> None:
+    x, y = torch.arange(6), torch.tensor([1, 2, 0, 3, -1, 5])
+    modes: list[Any] = [
+        lambda x, y: x // y, lambda x, y: x % y, torch.fmod, lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+        lambda x, y: 7 % y, lambda x, y: (x // (y + 1)).sum() + y.sum(),
+    ]  # fmt: skip
+    for f in modes:
+        torch._dynamo.reset()
+        run: Any = torch.compile(f, backend="strata", options={"strict": True})
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            run(x, y)
+        assert torch.equal(run(x, y.abs() + 1), f(x, y.abs() + 1))
+    torch._dynamo.reset()
+    none: Any = torch.compile(modes[0], backend="strata", dynamic=True)
+    assert none(x[:0], torch.tensor(0)).shape == (0,)
+
+    def of_size(x: Any) -> Any:
+        return torch.arange(12) // x.shape[0]
+
+    by_size: Any = torch.compile(of_size, backend="strata", dynamic=True)
+    assert torch.equal(by_size(torch.randn(5)), torch.arange(12) // 5)
+    floats: Any = torch.compile(modes[0], backend="strata")
+    torch.testing.assert_close(floats(x.double(), y.double()), x.double() // y.double(), equal_nan=True)
+
+
+def test_numbers_that_change_from_call_to_call() -> None:
+    def scaled(x: Any, n: Any) -> Any:
+        return x + n, n * 2
+
+    x = torch.randn(3)
+    run: Any = torch.compile(scaled, backend="strata")
+    for n in (2, 7, -3, 0, 2.5, -0.5, float("inf")):
+        found, expected = run(x, n), scaled(x, n)
+        torch.testing.assert_close(found[0], expected[0])
+        assert found[1] == expected[1]
+
+
+def test_tensors_of_several_lengths() -> None:
+    parts: Any = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=torch.jagged)
+
+    def doubled(x: Any) -> Any:
+        return x.sin() * 2
+
+    found: Any = torch.compile(doubled, backend="strata")(parts)
+    assert found.offsets().equal(parts.offsets())
+    torch.testing.assert_close(found.values(), parts.values().sin() * 2)
+
+
+def test_an_empty_result_can_be_resized() -> None:
+    def into(x: Any) -> Any:
+        out = torch.empty(0)
+        torch.add(x, 1, out=out)
+        return out
+
+    x = torch.randn(3)
+    torch.testing.assert_close(torch.compile(into, backend="strata")(x), x + 1)

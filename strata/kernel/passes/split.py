@@ -124,7 +124,7 @@ def _split_of(node: Reduce, limits: SplitLimits, machine: Machine | None) -> _Sp
     narrow = node.dtype.is_float and node.dtype.itemsize < 4
     if node.kind not in (*JOINS, *_PLACES) or narrow or (node.kind == "sum" and node.dtype.is_bool):
         return None
-    if node.order == "serial":
+    if node.order in ("products", "serial"):
         return None
     body = postorder((node.body,))
     loads = [linear(n.index[0]).terms for n in body if isinstance(n, Load)]

@@ -91,7 +91,7 @@ class GroupedMatMul(Grouped):
         def term(j: Expr) -> Expr:
             return k.cast(x[row, j], wide) * k.cast(w[expert, j, column], wide)
 
-        return k.cast(k.reduce("sum", (x.shape[1],), term, order="serial"), x.dtype)
+        return k.cast(k.reduce("sum", (x.shape[1],), term, order="products"), x.dtype)
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -93,8 +93,8 @@ def _general(
         kernel = few_rows_together(found, target)
     elif found is not None and found.columns is not None and found.sums.sums_products:
         if along != 0:
-            return _loops_or_along(along_kernel(found), along_kernel(found, "serial"), along, target, module), module
-        kernel = along_kernel(found, "serial")
+            return _loops_or_along(along_kernel(found), along_kernel(found, "products"), along, target, module), module
+        kernel = along_kernel(found, "products")
     elif found is None and not convolves and (single := single_terms(kernel, kept)) is not None:
         along, dots, kernel = single
         if along not in (0, 1):
@@ -157,10 +157,10 @@ def _or_single(usage: Usage, kernel: Kernel, where: Dim, target: Target, module:
     return replace(usage, points=usage.points * rest, few=made)
 
 
-def _loops_or_along(along: Kernel, serial: Kernel, few: Dim, target: Target, module: IrModule) -> LoopUsage:
+def _loops_or_along(along: Kernel, products: Kernel, few: Dim, target: Target, module: IrModule) -> LoopUsage:
     """A matmul that no template takes as loops, of which there are those for few rows and those for more."""
     made = []
-    for kernel in (along.renamed("kernel_0"), serial):
+    for kernel in (along.renamed("kernel_0"), products):
         lowered = lower(kernel, target)
         emit_kernel(module, lowered.kernel, lowered.nest, lowered.schedule, target)
         made.append(_loops_of(lowered))

@@ -95,7 +95,7 @@ def _orders(kernel: Kernel, kept: frozenset[str], sizes: Mapping[str, Dim]) -> l
     matrix = find_contraction(kernel)
     if matrix is not None and matrix.columns is not None and matrix.sums.sums_products:
         along, count = (substitute(d, sizes) for d in (read_along(matrix, kept), matrix.inner.extent))
-        return [("dot" if along == 1 else "serial", count)] if count != 1 else []
+        return [("dot" if along == 1 else "products", count)] if count != 1 else []
     sums = [n for n in postorder(ordered(kernel).roots) if isinstance(n, Reduce) and n.order]
     terms = [(n.order, substitute(dim_prod([a.extent for a in n.axes]), sizes)) for n in sums]
     return [(order, count) for order, count in terms if count != 1]
@@ -104,12 +104,12 @@ def _orders(kernel: Kernel, kept: frozenset[str], sizes: Mapping[str, Dim]) -> l
 def _in_its_order(kernel: Kernel, kept: frozenset[str]) -> Kernel:
     matrix = find_contraction(kernel)
     if matrix is not None and matrix.columns is not None and matrix.sums.sums_products:
-        return along_kernel(matrix, "dot" if read_along(matrix, kept) == 1 else "serial")
+        return along_kernel(matrix, "dot" if read_along(matrix, kept) == 1 else "products")
     single = single_terms(kernel, kept)
     if single is None:
         return kernel
-    along, dots, serial = single
-    return dots if along == 1 else serial
+    along, dots, products = single
+    return dots if along == 1 else products
 
 
 def _at_most(size: Dim, most: int) -> Dim:

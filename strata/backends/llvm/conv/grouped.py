@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, plan_convolution
+from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, in_blocks, plan_convolution
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site
@@ -89,6 +89,7 @@ def plan_beside(
     spec = replace(spec, product=replace(spec.product, a_runs=prod(window.kernel[:-1]), vectors=vectors))
     panels = max(1, -(-columns // spec.product.panel_columns))
     made = replace(spec.product, heights=heights, chunk_rows=rows, chunk_panels=panels, ends_in_registers=False)
+    made = in_blocks(made, channels, window, beside=True)
     return replace(spec, product=made, joined=False, beside=groups, outputs=outputs, pixel=pixel)
 
 
@@ -251,15 +252,46 @@ class _Tile:
                     for channel in range(self.channels):
                         totals = self._channel(pixels, channel, totals)
                     return totals
-                start_values = [(type_, s) for s in sums]
-                return list(f.loop(0, self.channels, 1, start_values, lambda c, t: self._channel(pixels, c, list(t))))
+                return list(self._channels(pixels, sums))
 
             if self.fill:  # lines outside count, too
                 return products()
             return list(f.if_(present, products, lambda: list(sums), types=[type_] * height))
 
-        zero = "zeroinitializer" if spec.lanes > 1 else constant(type_, 0)
-        return list(f.loop(0, prod(self.window.kernel[:-1]), 1, [(type_, zero)] * height, line))
+        zeros, lines = [(type_, self._zero)] * height, prod(self.window.kernel[:-1])
+        if spec.blocks is None or spec.blocks.run:
+            return list(f.loop(0, lines, 1, zeros, line))
+        together = spec.blocks.terms // (self.window.kernel[-1] * self.channels)
+
+        def block(first: str, totals: list[str]) -> list[Value]:
+            sums = f.loop(first, f.smin(f.add(first, together), lines), 1, zeros, line)
+            is_first = f.compare("eq", "i64", first, 0)
+            pairs = [(s, f.binary("fadd", type_, t, s)) for t, s in zip(totals, sums, strict=True)]
+            return [f.select(type_, is_first, own, added, uniform=True) for own, added in pairs]
+
+        return list(f.loop(0, lines, together, zeros, block))
+
+    @property
+    def _zero(self) -> str:
+        return "zeroinitializer" if self.spec.lanes > 1 else constant(self.arithmetic.type, 0)
+
+    def _channels(self, pixels: _Pixels, sums: list[str]) -> list[str]:
+        """The channels of groups that fill vectors, through the taps of a line, added to the sums; those of long lines
+        in blocks."""
+        f, blocks, type_ = self.f, self.spec.blocks, self.arithmetic.type
+
+        def some(begin: Value, end: Value, start: list[str]) -> list[str]:
+            return f.loop(begin, end, 1, [(type_, s) for s in start], lambda c, t: self._channel(pixels, c, list(t)))
+
+        if blocks is None or not blocks.run:
+            return some(0, self.channels, sums)
+        together = blocks.terms // self.window.kernel[-1]
+
+        def block(first: str, totals: list[str]) -> list[Value]:
+            made = some(first, f.smin(f.add(first, together), self.channels), [self._zero] * self.height)
+            return [f.binary("fadd", type_, t, m) for t, m in zip(totals, made, strict=True)]
+
+        return f.loop(0, self.channels, together, [(type_, s) for s in sums], block)
 
     def _channel(self, pixels: _Pixels, channel: Value, totals: list[Value]) -> list[Value]:
         """The products of one channel of the groups through the taps along a line, added to the sums."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from strata.backends.llvm.conv.match import SUMS, ConvKernel, SlidingPlan, find_sliding
@@ -15,7 +16,7 @@ from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.loops.values import Context
 from strata.core import Dim, Target, dim_prod, divide_exactly, f32
-from strata.kernel import Axis, Kernel, Load, Store, postorder
+from strata.kernel import PRODUCTS, Axis, Kernel, Load, Store, postorder
 from strata.lir import Step
 
 
@@ -102,7 +103,7 @@ def plan_planes_kernel(found: ConvKernel, name: str, target: Target) -> PlanesPl
         lines = plan_lines(images, outputs, channels, tuple(counts), window, target, width_exact=exact, **fields)
         if lines is not None:
             return PlanesPlan(found, lines, name)
-    if len(kernel) != 2:
+    if len(kernel) != 2 or (groups > 1 and prod(kernel) > PRODUCTS):  # sums of planes are one block
         return None
     height, width = counts
     # panels of pixels go on from line to line; lines of groups end in idle lanes

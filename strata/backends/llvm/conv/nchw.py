@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strata.backends.llvm.conv.table import ConvWindow
+from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
@@ -104,6 +104,7 @@ def plan_planes(
         outputs, height * width, channels * window.taps, target, out=out, epilogue=epilogue,
         epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
+    spec = in_blocks(spec, channels, window)
     planes = max(1, min(CHUNK_SUMS // max(1, height * width), -(-images * outputs // FEWEST_CHUNKS)))
     even = next((h for h in range(LINES[0], LINES[0] // 2, -1) if height % h == 0), LINES[0])
     heights = (even, *(h for h in LINES if h < even))
@@ -395,7 +396,7 @@ class _Panels(_Planes):
     def _multiply(self, image: Value, pixel: str, count: Value) -> None:
         f, spec, product = self.f, self.spec, self.product
         self._fill(image, pixel, count)
-        tiles = TileSet(product.heights, product.vectors, strided_b=True)
+        tiles = TileSet(product.heights, product.vectors, strided_b=True, blocks=product.blocks)
         kernels = tiles.by_vectors(f, product.arithmetic, self.ceil(count, self.lanes))
         first = f.mul(image, spec.outputs)
 

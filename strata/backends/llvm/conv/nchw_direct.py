@@ -16,7 +16,7 @@ from math import prod
 from typing import Final
 
 from strata.backends.llvm.conv.nchw import PlaneDriver, every
-from strata.backends.llvm.conv.table import ConvWindow
+from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import multiply_add
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
 from strata.backends.llvm.gemm.micro import TileSet
@@ -24,6 +24,7 @@ from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, Contraction, plan_con
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
+from strata.kernel import PRODUCTS
 
 BUFFER: Final = 80 << 10  # bytes of the lines of a chunk, on the stack
 NEAR: Final = 20 << 10  # bytes of them that all outputs see before others are needed: they stay in the nearest cache
@@ -143,9 +144,10 @@ def plan_lines(
         outputs, prod(counts), channels * window.taps, target, out=out, epilogue=epilogue,
         epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
+    spec = in_blocks(spec, channels, window)
     lanes = spec.lanes
     unit = lanes // 2 if width_exact and target.splits_vectors else lanes
-    if any(d > 1 for d in window.input_dilation):
+    if any(d > 1 for d in window.input_dilation) or channels > PRODUCTS:
         return None
     if window.rank == 2 and -(-width // unit) * unit > IDLE * width:  # volumes have no other way
         return None
@@ -390,6 +392,25 @@ class _Lines(PlaneDriver):
                     sums[at] = multiply_add(f, type_, a, b[j], sums[at], spec.product.target)
             return sums
 
+        blocks = spec.product.blocks
+        places = f.alloca(type_, height * vectors) if blocks is not None else ""
+
+        def zeros() -> list[str]:
+            return [constant(type_, 0)] * (height * vectors)
+
+        def joined(is_first: Value, sums: list[str]) -> list[str]:
+            """The sums of a block, with those of the blocks before it."""
+
+            def added() -> list[Value]:
+                olds = [f.load(type_, f.address("float", places, i * lanes), 4) for i in range(len(sums))]
+                return [f.binary("fadd", type_, old, new) for old, new in zip(olds, sums, strict=True)]
+
+            return f.if_(is_first, lambda: list(sums), added, types=[type_] * len(sums))
+
+        def keep(sums: list[str]) -> None:
+            for i, value in enumerate(sums):
+                f.store(type_, value, f.address("float", places, i * lanes), 4)
+
         def line(number: str, carried: list[str]) -> list[Value]:
             """The taps along a line, and the channels of each."""
             before: Value = f.op(f"udiv i64 {number}, {down}") if front > 1 else 0
@@ -399,6 +420,10 @@ class _Lines(PlaneDriver):
             line_weights = f.address("float", "%weights", f.mul(number, taps * channels))
             sums = list(carried)
             for tap in range(taps):
+                if blocks is not None and blocks.run and blocks.begins(tap * channels):
+                    if tap:
+                        keep(joined(f.compare("eq", "i64", number, 0) if tap == first_end else "false", sums))
+                    sums = zeros()
                 seen = f.address("float", line_seen, spec.place(tap))
                 weights = f.address("float", line_weights, tap * channels)
 
@@ -413,4 +438,21 @@ class _Lines(PlaneDriver):
                     sums = f.loop(0, channels, 1, [(type_, s) for s in sums], channel)
             return [*sums]
 
-        return f.loop(0, front * down, 1, [(type_, constant(type_, 0))] * (height * vectors), line)
+        lines = front * down
+
+        def some(begin: Value, end: Value) -> list[str]:
+            return f.loop(begin, end, 1, [(type_, zero) for zero in zeros()], line)
+
+        if blocks is None:
+            return some(0, lines)
+        first_end = blocks.terms // channels  # of the first block of taps along a line
+        together = 1 if blocks.run else blocks.terms // (taps * channels)  # lines of a block
+        last = (lines - 1) // together * together
+
+        def is_first(begin: Value) -> str:
+            return "false" if blocks.run else f.compare("eq", "i64", begin, 0)
+
+        f.loop(
+            0, last, together, [], lambda at, _: keep(joined(is_first(at), some(at, f.add(at, together))))
+        )  # fmt: skip
+        return joined(is_first(last), some(last, lines))

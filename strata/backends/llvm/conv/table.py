@@ -24,6 +24,7 @@ from strata.backends.llvm.gemm.spec import Contraction, for_rows, plan_contracti
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
+from strata.kernel import ProductBlocks
 
 TABLE_BYTES: Final = 96 << 10  # of a chunk's addresses and copied runs, on the stack
 FEWEST_CHUNKS: Final = 32  # with 16, the last one of two threads works alone for a twentieth of the time
@@ -157,6 +158,7 @@ def plan_convolution(
         pixels, outputs, window.taps * channels, target, a=dtype, b=weights, out=out, batch=groups, batch_rank=1,
         n_exact=n_exact, epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
+    spec = in_blocks(spec, channels, window)
     line = line_tiles(width, edges, window, spec.heights[0]) if width and edges and not fill and m_exact else ()
     if line:
         spec = replace(spec, heights=tuple(sorted(set(line), reverse=True)))
@@ -178,6 +180,12 @@ def plan_convolution(
         spec = for_rows(spec, pixels)
     spec = with_ending(spec, window.taps * channels)
     return Convolution(spec, window, channels, joined, fill, line=line)
+
+
+def in_blocks(spec: Contraction, channels: int, window: ConvWindow, *, beside: bool = False) -> Contraction:
+    """With sums in the blocks of a convolution, whichever way it takes; `beside`: of narrow groups side by side."""
+    blocks = ProductBlocks.of_convolution(channels, window.kernel, beside=beside) if spec.accumulator.is_float else None
+    return replace(spec, blocks=blocks)
 
 
 def line_tiles(width: int, edges: tuple[int, int], window: ConvWindow, tallest: int) -> tuple[int, ...]:
@@ -243,6 +251,10 @@ class ConvDriver(GemmDriver):
 
     @property
     def a_stride(self) -> Value:
+        return self.conv.run
+
+    @property
+    def run(self) -> int:
         return self.conv.run
 
     def _clear(self, place: str) -> None:

@@ -73,6 +73,7 @@ class GemmDriver:
         self.number = {n: self._number(n) for n in spec.numbers}
         element = memory_type(spec.accumulator)
         self.sums = f.alloca(element, spec.tile_elements * spec.matrices)
+        self.totals = f.alloca(element, spec.tile_elements) if spec.parts_of_block else ""
         a_element = memory_type(self.arithmetic.a)
         self.a_block = f.alloca(a_element, spec.chunk_rows * spec.k_block) if spec.a_packed else ""
         self.m, self.n, self.k = (self.number[x] for x in "mnk")
@@ -90,6 +91,11 @@ class GemmDriver:
         """What the micro-kernels take for the stride of A."""
         return self.number["a_row"]
 
+    @property
+    def run(self) -> int:
+        """k's of a run of A that is found through a table of addresses."""
+        return 0
+
     def chunk(self, index: str) -> None:
         self._compute(self._decode(index))
 
@@ -99,7 +105,9 @@ class GemmDriver:
 
     def _compute(self, chunk: Chunk) -> None:
         self._prepare(chunk)
-        self._k_loop(lambda block: self._panels(chunk, block, self._few_rows(chunk, block)))
+        self._k_loop(chunk, lambda block: self._panels(chunk, block, self._few_rows(chunk, block)))
+        if self.spec.parts_of_block:
+            self._finish_totals(chunk)
 
     def _prepare(self, chunk: Chunk) -> None:
         """What a chunk needs before its first product."""
@@ -124,8 +132,11 @@ class GemmDriver:
         if not spec.k_block:
             return self.k, 1
         count = f.smax(self._ceil(self.k, spec.k_block), 1)
+        if spec.parts_of_block:
+            return spec.k_block, count
+        unit = spec.blocks.terms if spec.blocks is not None else 8  # k_block is a multiple of it
         length = f.op(f"udiv i64 {f.sub(f.add(self.k, count), 1)}, {count}")
-        return f.round_down(f.add(length, 7), 8), count  # k_block is a multiple of 8
+        return f.round_down(f.add(length, unit - 1), unit), count
 
     def _row_blocks(self) -> Value:
         """As `spec.row_blocks` says."""
@@ -194,27 +205,77 @@ class GemmDriver:
 
     # loops
 
-    def _k_loop(self, body: Callable[[GemmBlock], None]) -> None:
+    def _k_loop(self, chunk: Chunk, body: Callable[[GemmBlock], None]) -> None:
         f = self.f
         if not self.spec.k_block:
             body(GemmBlock(0, self.k, 0, "true"))
             return
 
+        parts = self.spec.parts_of_block
+
         def one(index: str, _: list[str]) -> None:
             start = f.mul(index, self.block_length)
             length = f.smin(self.block_length, f.sub(self.k, start))
             last = f.compare("eq", "i64", f.add(index, 1), self.blocks)
-            body(GemmBlock(start, length, index, last))
+            if not parts:
+                body(GemmBlock(start, length, index, last))
+                return
+            part = f.op(f"urem i64 {index}, {parts}")
+            begins, later = f.compare("eq", "i64", part, 0), f.compare("sgt", "i64", index, 0)
+            f.if_(f.binary("and", "i1", begins, later), lambda: self._join(chunk, f.sub(index, parts), self.totals))
+            body(GemmBlock(start, length, part, "false"))  # sums are finished behind the loop
 
         f.loop(0, self.blocks, 1, [], one)
+
+    # blocks of sums that are made in several blocks of k
+
+    def _join(self, chunk: Chunk, earlier: Value, to: str) -> None:
+        """Sums of a block are added to those of the blocks before it, which there are where `earlier` is not 0."""
+        f, spec, element = self.f, self.spec, memory_type(self.spec.accumulator)
+        type_, size = memory_type(spec.accumulator, spec.lanes), spec.accumulator.itemsize
+        is_later = f.compare("ne", "i64", earlier, 0)
+        columns = f.mul(f.sub(self._last_panel(chunk), chunk.first_panel), spec.panel_columns)
+
+        def row(index: str, _: list[str]) -> None:
+            first = f.mul(index, spec.sums_columns)
+
+            def some(column: str, _: list[str]) -> None:
+                at = f.add(first, column)
+                mine, before = (f.load(type_, f.address(element, x, at), size) for x in (self.sums, self.totals))
+                total = f.select(type_, is_later, f.binary("fadd", type_, before, mine), mine, uniform=True)
+                f.store(type_, total, f.address(element, to, at), size)
+
+            f.loop(0, columns, spec.lanes, [], some)
+
+        f.loop(0, chunk.rows, 1, [], row)
+
+    def _finish_totals(self, chunk: Chunk) -> None:
+        """The last block joins the others, and all sums of a chunk go through the epilogue."""
+        f, spec = self.f, self.spec
+        several = f.compare("sgt", "i64", self.blocks, spec.parts_of_block)
+        f.if_(several, lambda: self._join(chunk, 1, self.sums))
+
+        def one(panel: str, _: list[str]) -> None:
+            columns, spare = self._columns_of(chunk, panel)[1::2]
+            sums = f.address(memory_type(spec.accumulator), self._own_sums(chunk, 0, panel), spare)
+            block = GemmBlock(0, 0, 0, "true")
+            self._finish(
+                chunk, block, "true", sums, spec.sums_columns, 0, f.mul(panel, spec.panel_columns), chunk.rows, columns
+            )
+
+        f.loop(chunk.first_panel, self._last_panel(chunk), 1, [], one)
+
+    def _last_panel(self, chunk: Chunk) -> Value:
+        """Where the panels of a chunk end."""
+        f = self.f
+        has_tail = f.compare("sgt", "i64", chunk.tail, 0)
+        return f.add(chunk.full_panels, f.select("i64", has_tail, 1, 0))
 
     def _panels(self, chunk: Chunk, block: GemmBlock, first_panel: Value) -> None:
         f, spec = self.f, self.spec
         if spec.a_packed:
             self._pack_block(chunk, block)
-        has_tail = f.compare("sgt", "i64", chunk.tail, 0)
-        end = f.add(chunk.full_panels, f.select("i64", has_tail, 1, 0))
-        f.loop(first_panel, end, 1, [], lambda panel, _: self._panel(chunk, block, panel))
+        f.loop(first_panel, self._last_panel(chunk), 1, [], lambda panel, _: self._panel(chunk, block, panel))
 
     def _row_tiles(self, chunk: Chunk, body: Callable[[Value, Value], None], skipped: Value = 0) -> None:
         """Tiles of the tallest height, then what is left by the shorter ones: body(first row, height).
@@ -242,7 +303,11 @@ class GemmDriver:
     def _micro(self, rows: int, vectors: int, streams: int = 1, *, is_half: bool = False) -> Micro:
         spec = self.spec
         ahead = spec.ahead(rows, streams) if vectors == spec.vectors and not is_half else 0
-        return Micro(self.arithmetic, RegisterTile(rows, vectors, streams, is_half), spec.layout, ahead, spec.b_rows)
+        blocks = None if spec.parts_of_block else spec.blocks
+        return Micro(
+            self.arithmetic, RegisterTile(rows, vectors, streams, is_half), spec.layout, ahead, spec.b_rows, blocks,
+            self.run if blocks is not None else 0,
+        )  # fmt: skip
 
     def _pack_block(self, chunk: Chunk, block: GemmBlock) -> None:
         """A block of k of all rows: the tallest tiles together, the others one by one."""
@@ -277,20 +342,28 @@ class GemmDriver:
         offset = f.add(f.mul(f.mul(panel, spec.panel_columns), self.packed_k), f.mul(start, columns))
         return f.address(memory_type(spec.b), chunk.b, offset)
 
-    def _panel(self, chunk: Chunk, block: GemmBlock, panel: Value) -> None:
-        f, spec, number = self.f, self.spec, self.number
+    def _columns_of(self, chunk: Chunk, panel: Value) -> tuple[str, Value, Value, Value]:
+        """Whether a panel is the tail, its columns, its vectors, and the columns before a tail that are summed with it:
+        where B is read in rows, its last vector ends with the row."""
+        f, spec = self.f, self.spec
         is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
         vectors = f.select("i64", is_tail, self._ceil(chunk.tail, spec.lanes), spec.vectors)
-        kernels = [self._by_vectors(vectors, height, is_tail) for height in spec.heights]
-        b = self._b_panel(chunk, block, panel, f.mul(vectors, spec.lanes))
-        column = f.mul(panel, spec.panel_columns)
         columns = f.select("i64", is_tail, chunk.tail, spec.panel_columns)
-        spare: Value = 0  # columns before the tail that are summed with it: its last vector ends with the row
+        spare: Value = 0
         if spec.b_rows:
             computed = f.mul(vectors, spec.lanes)
             if spec.half_tail:
                 computed = f.sub(computed, f.select("i64", is_tail, spec.lanes // 2, 0))
             spare = f.sub(computed, columns)
+        return is_tail, columns, vectors, spare
+
+    def _panel(self, chunk: Chunk, block: GemmBlock, panel: Value) -> None:
+        f, spec, number = self.f, self.spec, self.number
+        is_tail, columns, vectors, spare = self._columns_of(chunk, panel)
+        kernels = [self._by_vectors(vectors, height, is_tail) for height in spec.heights]
+        b = self._b_panel(chunk, block, panel, f.mul(vectors, spec.lanes))
+        column = f.mul(panel, spec.panel_columns)
+        if spec.b_rows:
             b = f.address(memory_type(spec.b), b, f.sub(0, spare))
         # full panels may keep their sums in the output; the tail's output is narrower than its sums
         if spec.stores_directly:

@@ -24,12 +24,12 @@ from strata.backends.llvm.gemm.spec import (
     PACK_SECONDS,
     Contraction,
     ceil_div,
-    even_grain,
     in_rows,
     plan_contraction,
     with_ending,
     with_half_tail,
 )
+from strata.backends.llvm.gemm.tiles import even_grain
 from strata.backends.llvm.ir.builder import IrModule
 from strata.backends.llvm.ir.registers import from_memory, to_memory
 from strata.backends.llvm.loops.emit import LoopEmitter
@@ -438,7 +438,7 @@ def single_terms(kernel: Kernel, kept: frozenset[str]) -> tuple[Dim, Kernel, Ker
     if not roles.is_matrix or not sums[0].sums_products:
         return None
     along = sum((where for where, buffer in roles.along if buffer not in kept), 0)
-    return along, _in_order(kernel, sums, "dot"), _in_order(kernel, sums, "serial")
+    return along, _in_order(kernel, sums, "dot"), _in_order(kernel, sums, "products")
 
 
 def _in_order(kernel: Kernel, sums: Sequence[Expr], order: str) -> Kernel:

@@ -2,9 +2,10 @@
 
     void micro(ptr a, i64 a_stride, ptr b, i64 panel_stride, ptr c, i64 c_stride, i64 k, i64 resume)
 
-C is a buffer of the accumulator's type. The sums start at zero (or what the head of a panel says), or at what C holds
-when `resume` is not 0, and each one takes its products in order of k. A block of k can therefore end anywhere without a
-change in a bit of the result.
+C is a buffer of the accumulator's type. Each sum takes its products in order of k. With `blocks`, it does so in blocks,
+each from zero, which are added to each other in C, and to what C holds when `resume` is not 0: a call that resumes then
+starts where a block does. Without, the sums start at zero (or what the head of a panel says), or at what C holds: a
+call can end anywhere without a change in a bit of the result.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from functools import cached_property
 from typing import Final, Literal
 
 from strata.backends.llvm.gemm.arith import GemmArithmetic
-from strata.backends.llvm.ir.builder import IrFunction, IrModule, Typed, Value
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Typed, Value, element_of
+from strata.kernel import ProductBlocks
 
 # body(step index, carried values, steps to take, k's in the only step when it is not whole)
 _Body = Callable[[Value, list[str], int, "Value | None"], list[Value]]
 # address(step index) -> (step within the turn, row) -> where a row's values are
 _Rows = Callable[[Value], Callable[[int, int], str]]
 
+Place = tuple[str, str]  # the address of a vector of sums, and its type
 
 _OPERANDS: Final = (("ptr noalias", "a"), ("i64", "a_stride"), ("ptr noalias", "b"), ("i64", "panel_stride"))
 
@@ -67,6 +70,8 @@ class Micro:
     layout: Layout
     prefetch: int = 0  # steps ahead in B, into the second cache; 0 leaves it to the processor
     strided_b: bool = False  # B is a row-major matrix: panels side by side, whose k's are `panel_stride` apart
+    blocks: ProductBlocks | None = None  # that rounded sums are made of
+    run: int = 0  # k's of a run of `pointers`, where there are blocks
 
     @property
     def unroll(self) -> int:
@@ -77,7 +82,8 @@ class Micro:
     def name(self) -> str:
         types = "_".join(d.name for d in (self.arithmetic.a, self.arithmetic.b, self.arithmetic.accumulator))
         ahead = f"_ahead{self.prefetch}" if self.prefetch else ""
-        return f"micro_{types}_{self.tile}_{self.layout}{ahead}{'_strided' if self.strided_b else ''}"
+        cut = f"_by{self.blocks.terms}_{self.blocks.run}_{self.run}" if self.blocks is not None else ""
+        return f"micro_{types}_{self.tile}_{self.layout}{ahead}{'_strided' if self.strided_b else ''}{cut}"
 
     def emit(self, module: IrModule) -> str:
         """Adds the function once and returns its name."""
@@ -91,10 +97,19 @@ class Micro:
         f = module.function(self.name, parameters, attributes="nounwind noinline", linkage="internal")
         row_bytes = f.mul("%c_stride", arithmetic.size)
         rows = [f.address("i8", "%c", f.mul(i, row_bytes)) for i in range(tile.rows)]
-        sums = self._sums(f, self._initial(f, rows))
-        for (row, place, type_), value in zip(self._places(), sums, strict=True):
-            f.store(type_, value, f.address("i8", rows[row], place), arithmetic.size)
+        places = [(f.address("i8", rows[row], place), type_) for row, place, type_ in self._places()]
+        if self.blocks is not None:
+            self._in_blocks(f, places, "%resume")
+        else:
+            self._store(f, places, self._sums(f, self._initial(f, places)))
         f.ret()
+
+    def _store(self, f: IrFunction, places: list[Place], sums: list[str]) -> None:
+        for (place, type_), value in zip(places, sums, strict=True):
+            f.store(type_, value, place, self.arithmetic.size)
+
+    def _load(self, f: IrFunction, places: list[Place]) -> list[str]:
+        return [f.load(type_, place, self.arithmetic.size) for place, type_ in places]
 
     def emit_ended(
         self,
@@ -106,15 +121,113 @@ class Micro:
         """Adds a function of A, B, k and more parameters that gives all sums, row by row, to `end` in registers."""
         every = [*_OPERANDS, ("i64", "k"), *parameters]
         f = module.function(name, every, attributes="nounwind noinline", linkage="internal")
-        sums = self._sums(f, [(self.arithmetic.type, value) for value in self._begun(f)])
+        if self.blocks is None:
+            sums = self._sums(f, [(self.arithmetic.type, value) for value in self._begun(f)])
+        else:
+            sums = self._ended_blocks(f)
         across = self.tile.across
         end(f, [sums[row * across : (row + 1) * across] for row in range(self.tile.rows)])
         f.ret()
 
     def _sums(self, f: IrFunction, start: list[Typed]) -> list[str]:
         """All sums, each from its start on."""
-        plain = self.layout != "pointers"
-        return self._all_steps(f, start, "%k", self._plain_body(f)) if plain else self._runs(f, start)
+        if self.layout != "pointers":
+            return self._steps(f, start, 0, "%k", self._plain_body(f))
+        return self._runs(f, start, 0, self._count_of_runs(f))
+
+    def _in_blocks(self, f: IrFunction, places: list[Place], resume: Value) -> None:
+        """All sums, block by block, added up at their places."""
+        goes_on = "false" if resume == 0 else f.compare("ne", "i64", resume, 0)
+
+        def join(at: Value, sums: list[str]) -> None:
+            """The block that starts at a place joins those before it."""
+            is_later = f.binary("or", "i1", goes_on, f.compare("ne", "i64", at, 0))
+            self._store(f, places, self._joined(f, places, is_later, sums))
+
+        block, end, unit = self._blocks_of(f)
+        if block is None:
+            self._cut_runs(f, join)
+        else:
+            self._cut(f, end, lambda low, high: join(low, block(low, high)), unit)
+
+    def _ended_blocks(self, f: IrFunction) -> list[str]:
+        """All sums, block by block, added up on the stack; the last block is added in registers."""
+        lanes, element = self.arithmetic.lanes, element_of(self.arithmetic.type)
+        memory = f.alloca(self.arithmetic.type, self.tile.sums)
+        places = [(f.address(element, memory, at * lanes), self.arithmetic.type) for at in range(self.tile.sums)]
+        block, end, unit = self._blocks_of(f)
+        assert self.blocks is not None
+        if block is None or self.blocks.run:
+            self._in_blocks(f, places, 0)
+            return self._load(f, places)
+        terms = self.blocks.terms // unit
+        last = f.mul(f.op(f"udiv i64 {f.sub(end, 1)}, {terms}"), terms)
+
+        def some(low: Value, high: Value) -> None:
+            self._store(f, places, self._joined(f, places, f.compare("ne", "i64", low, 0), block(low, high)))
+
+        self._cut(f, last, some, unit)
+        return self._joined(f, places, f.compare("ne", "i64", last, 0), block(last, end))
+
+    def _joined(self, f: IrFunction, places: list[Place], is_later: str, sums: list[str]) -> list[str]:
+        """The sums of a block, with those at their places where there are blocks before it."""
+
+        def added() -> list[Value]:
+            olds = self._load(f, places)
+            return [f.binary("fadd", t, old, new) for (_, t), old, new in zip(places, olds, sums, strict=True)]
+
+        return f.if_(is_later, added, lambda: list(sums), types=[type_ for _, type_ in places])
+
+    def _blocks_of(self, f: IrFunction) -> tuple[Callable[[Value, Value], list[str]] | None, Value, int]:
+        """The sums of a block, from one place to another, where all places end, and how many k's one is: k's, or runs.
+        None where a run has several blocks."""
+        assert self.blocks is not None
+        zeros = self._zeros()
+        if self.layout != "pointers":
+            body = self._plain_body(f)
+            return lambda low, high: self._steps(f, zeros, low, f.smin(high, "%k"), body), f.smax("%k", 1), 1
+        if self.blocks.terms < self.run:
+            return None, 0, 0
+        return lambda low, high: self._runs(f, zeros, low, high), self._count_of_runs(f), self.run
+
+    def _zeros(self) -> list[Typed]:
+        return [(type_, "zeroinitializer") for _, _, type_ in self._places()]
+
+    def _cut(self, f: IrFunction, end: Value, block: Callable[[Value, Value], None], unit: int = 1) -> None:
+        """All blocks up to an end: block(begin, end), counted in units of k."""
+        assert self.blocks is not None
+        terms, run = self.blocks.terms // unit, self.blocks.run // unit
+
+        def some(begin: Value, end: Value) -> None:
+            f.loop(begin, end, terms, [], lambda low, _: block(low, f.smin(f.add(low, terms), end)))
+
+        if run:
+            f.loop(0, end, run, [], lambda begin, _: some(begin, f.smin(f.add(begin, run), end)))
+        else:
+            some(0, end)
+
+    def _cut_runs(self, f: IrFunction, join: Callable[[Value, list[str]], None]) -> None:
+        """All blocks of runs that are longer than a block; a run of zeros is one block."""
+        assert self.blocks is not None
+        terms, zeros = self.blocks.terms, self._zeros()
+        types = [type_ for type_, _ in zeros]
+
+        def one(run: str, _: list[str]) -> None:
+            body, present = self._run(f, run)[:2]
+
+            def block(low: str, _: list[str]) -> None:
+                high = f.smin(f.add(low, terms), "%a_stride")
+                sums = f.if_(
+                    present,
+                    lambda: list(self._steps(f, zeros, low, high, body)),
+                    lambda: [value for _, value in zeros],
+                    types=types,
+                )
+                join(f.add(run, low), sums)
+
+            f.loop(0, f.select("i64", present, "%a_stride", 1), terms, [], block)
+
+        f.loop(0, self._count_of_runs(f), 1, [], one)
 
     def _at(self, column: int) -> GemmArithmetic:
         """What is computed for a vector of columns."""
@@ -133,14 +246,10 @@ class Micro:
         step, columns = self.arithmetic.lanes * self.arithmetic.size, range(self.tile.across)
         return [(row, column * step, self._at(column).type) for row in range(self.tile.rows) for column in columns]
 
-    def _initial(self, f: IrFunction, rows: list[str]) -> list[Typed]:
-        size, places = self.arithmetic.size, self._places()
-        types = [type_ for _, _, type_ in places]
-
-        def resumed() -> list[Value]:
-            return [f.load(type_, f.address("i8", rows[row], place), size) for row, place, type_ in places]
-
-        values = f.if_(f.compare("ne", "i64", "%resume", 0), resumed, lambda: self._begun(f), types=types)
+    def _initial(self, f: IrFunction, places: list[Place]) -> list[Typed]:
+        types = [type_ for _, type_ in places]
+        is_resumed = f.compare("ne", "i64", "%resume", 0)
+        values = f.if_(is_resumed, lambda: list(self._load(f, places)), lambda: self._begun(f), types=types)
         return list(zip(types, values, strict=True))
 
     def _begun(self, f: IrFunction) -> list[Value]:
@@ -161,33 +270,39 @@ class Micro:
             apart = f.mul("%panel_stride", arithmetic.b.itemsize)
         return [f.address("i8", "%b", f.mul(s, apart)) for s in range(tile.streams)]
 
-    def _runs(self, f: IrFunction, start: list[Typed]) -> list[str]:
-        """All runs of A, each over its part of B; a run is whole groups."""
+    def _count_of_runs(self, f: IrFunction) -> str:
+        return f.op(f"udiv i64 %k, {f.smax('%a_stride', 1)}")
+
+    def _run(self, f: IrFunction, run: Value) -> tuple[_Body, str, str]:
+        """What a run does over its part of B, whether it is there, and that part."""
         arithmetic, tile = self.arithmetic, self.tile
-        count = f.op(f"udiv i64 %k, {f.smax('%a_stride', 1)}")
         run_bytes = f.mul("%a_stride", tile.vectors * arithmetic.lanes * arithmetic.b.itemsize)
+        table = f.address("ptr", "%a", f.mul(run, tile.rows))
+        rows = [f.load("ptr", f.address("ptr", table, i), 8) for i in range(tile.rows)]
+        panel = f.address("i8", "%b", f.mul(run, run_bytes))
+
+        def addresses(index: Value) -> Callable[[int, int], str]:
+            offset = f.mul(index, arithmetic.a_bytes)
+            return lambda step, row: f.address("i8", f.address("i8", rows[row], offset), step * arithmetic.a_bytes)
+
+        return self._body(f, [panel], addresses), f.compare("ne", "ptr", rows[0], "null"), panel
+
+    def _runs(self, f: IrFunction, start: list[Typed], first: Value, end: Value) -> list[str]:
+        """Some runs of A, each over its part of B; a run is whole groups."""
 
         def one(run: str, carried: list[str]) -> list[Value]:
-            table = f.address("ptr", "%a", f.mul(run, tile.rows))
-            rows = [f.load("ptr", f.address("ptr", table, i), 8) for i in range(tile.rows)]
-            panel = f.address("i8", "%b", f.mul(run, run_bytes))
-
-            def addresses(index: Value) -> Callable[[int, int], str]:
-                offset = f.mul(index, arithmetic.a_bytes)
-                return lambda step, row: f.address("i8", f.address("i8", rows[row], offset), step * arithmetic.a_bytes)
+            body, present, panel = self._run(f, run)
 
             def whole() -> list[Value]:
-                body = self._body(f, [panel], addresses)
                 current: list[Typed] = [(type_, c) for (type_, _), c in zip(start, carried, strict=True)]
-                return list(self._all_steps(f, current, "%a_stride", body))
+                return list(self._steps(f, current, 0, "%a_stride", body))
 
             def zero() -> list[Value]:
-                return self._run_of_zeros(f, panel, carried) if arithmetic.head else list(carried)
+                return self._run_of_zeros(f, panel, carried) if self.arithmetic.head else list(carried)
 
-            present = f.compare("ne", "ptr", rows[0], "null")
             return list(f.if_(present, whole, zero, types=[type_ for type_, _ in start]))
 
-        return f.loop(0, count, 1, start, one)
+        return f.loop(first, end, 1, start, one)
 
     def _run_of_zeros(self, f: IrFunction, panel: str, carried: list[str]) -> list[Value]:
         """What the head of a panel takes off for a run, though its rows are zero, is added again."""
@@ -220,19 +335,21 @@ class Micro:
         apart = f.mul("%panel_stride", arithmetic.b.itemsize) if self.strided_b else None
         return self._body(f, panels, addresses, apart)
 
-    def _all_steps(self, f: IrFunction, start: list[Typed], k: Value, body: _Body) -> list[str]:
+    def _steps(self, f: IrFunction, start: list[Typed], low: Value, high: Value, body: _Body) -> list[str]:
+        """The steps from one place of k, which begins a group, to another."""
         group, types = self.arithmetic.group, [type_ for type_, _ in start]
-        steps: Value = k if group == 1 else f.op(f"udiv i64 {k}, {group}")
-        unrolled = f.round_down(steps, self.unroll)
-        values = f.loop(0, unrolled, self.unroll, start, lambda i, carried: body(i, carried, self.unroll, None))
+        first = low if group == 1 or low == 0 else f.op(f"udiv i64 {low}, {group}")
+        end: Value = high if group == 1 else f.op(f"udiv i64 {high}, {group}")
+        unrolled = end if self.unroll == 1 else f.add(first, f.round_down(f.sub(end, first), self.unroll))
+        values = f.loop(first, unrolled, self.unroll, start, lambda i, carried: body(i, carried, self.unroll, None))
         if self.unroll > 1:
             start = list(zip(types, values, strict=True))
-            values = f.loop(unrolled, steps, 1, start, lambda i, carried: body(i, carried, 1, None))
+            values = f.loop(unrolled, end, 1, start, lambda i, carried: body(i, carried, 1, None))
         if group > 1:
-            left = f.sub(k, f.mul(steps, group))
+            left = f.sub(high, f.mul(end, group))
             start = list(zip(types, values, strict=True))
-            end = f.add(steps, f.op(f"udiv i64 {f.add(left, group - 1)}, {group}"))
-            values = f.loop(steps, end, 1, start, lambda i, carried: body(i, carried, 1, left))
+            last = f.add(end, f.op(f"udiv i64 {f.add(left, group - 1)}, {group}"))
+            values = f.loop(end, last, 1, start, lambda i, carried: body(i, carried, 1, left))
         return values
 
     def _row_address(self, f: IrFunction) -> Callable[[str, int, int], str]:
@@ -308,6 +425,7 @@ class TileSet:
     vectors: int
     layout: Layout = "rows"
     strided_b: bool = False
+    blocks: ProductBlocks | None = None
 
     def by_vectors(self, f: IrFunction, arithmetic: GemmArithmetic, vectors: Value) -> list[Value]:
         """For each height, the address of the kernel for panels of so many vectors."""
@@ -321,7 +439,9 @@ class TileSet:
         return result
 
     def _micro(self, f: IrFunction, arithmetic: GemmArithmetic, height: int, vectors: int) -> str:
-        micro = Micro(arithmetic, RegisterTile(height, vectors), self.layout, strided_b=self.strided_b)
+        micro = Micro(
+            arithmetic, RegisterTile(height, vectors), self.layout, strided_b=self.strided_b, blocks=self.blocks
+        )
         return "@" + micro.emit(f.module)
 
     def by_height(self, f: IrFunction, left: Value, type_: str, choices: Sequence[Value]) -> Value:

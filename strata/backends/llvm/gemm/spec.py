@@ -20,6 +20,7 @@ from strata.backends.llvm.gemm.pack_a import TilePacker
 from strata.backends.llvm.gemm.pack_b import Panels
 from strata.core import Dim, DType, Target, c64, c128, dim_max, dim_min, f32, f64, known_le
 from strata.errors import ShapeError
+from strata.kernel import ProductBlocks
 
 _POINTERS: Final = ("a", "b", "out")
 _NUMBERS: Final = ("m", "n", "k", "a_row", "a_k", "out_row", "out_column")
@@ -37,6 +38,7 @@ class Contraction:
     `heights` are the rows of the micro-kernels, tallest first; unless the last is 1, only multiples can be served.
     `k_block` is how much of k is summed before the next column panel is taken, 0 for all of it. Meanwhile the sums wait
     on the stack, or, with `waits_in_output`, in the output, which then shares memory with no operand of the epilogue.
+    It is some blocks of rounded sums (`blocks`), or an even part of one, of sums that wait on the stack.
     `streams` lists, for 1, 2, … rows, how many panels are read at once when a chunk has only so many rows; 0 where the
     tiles of `heights` do.
     """
@@ -57,6 +59,7 @@ class Contraction:
     a_packed: bool = False
     a_runs: int = 0  # runs of k in a row of A that are found through a table of addresses; 0: A is a matrix
     k_block: int = 0
+    blocks: ProductBlocks | None = None  # that rounded sums are made of; None: one
     waits_in_output: bool = True
     ends_in_registers: bool = False  # whole tiles of the tallest height go through the epilogue from there
     chunk_rows: int = 96
@@ -80,6 +83,10 @@ class Contraction:
         assert not self.half_tail or len(self.tails) == 1
         assert list(self.heights) == sorted(self.heights, reverse=True)
         assert self.k_block % 8 == 0
+        if self.k_block and self.blocks is not None:
+            within = self.blocks.terms % self.k_block == 0 and self.b_rows and not self.waits_in_output
+            assert not self.blocks.run
+            assert self.k_block % self.blocks.terms == 0 or within
         assert self.k_block or not self.a_packed
         assert not self.waits_in_output or (self.out is self.accumulator and self.unit_columns)
         assert not ((self.a_packed or self.a_runs) and self.streams)
@@ -108,6 +115,13 @@ class Contraction:
     @property
     def lanes(self) -> int:
         return self.arithmetic.lanes
+
+    @property
+    def parts_of_block(self) -> int:
+        """Blocks of k that one block of sums is made of, where it is made of several; else 0."""
+        if self.blocks is None or not self.k_block:
+            return 0
+        return self.blocks.terms // self.k_block if self.k_block < self.blocks.terms else 0
 
     @property
     def flops(self) -> float:
@@ -207,9 +221,8 @@ class Contraction:
     def stack_bytes(self) -> int:
         """Working memory that one running chunk keeps on its thread's stack."""
         block = self.chunk_rows * self.k_block if self.a_packed else 0
-        return (
-            block + self.tile_elements * self.matrices
-        ) * self.accumulator.itemsize + self.chunk_rows * self.a_runs * 8
+        sums = self.tile_elements * (2 if self.parts_of_block else self.matrices)
+        return (block + sums) * self.accumulator.itemsize + self.chunk_rows * self.a_runs * 8
 
     @property
     def tile_elements(self) -> int:
@@ -236,6 +249,7 @@ class Contraction:
             f"a {self.layout}" + (f" {self.a_runs} runs" if self.a_runs else ""),
             *(["b rows"] if self.b_rows else []),
             f"k_block {self.k_block or 'all'}" + ("" if self.waits_in_output else " on stack"),
+            *([f"sums of {self.blocks}"] if self.blocks is not None else []),
             f"chunk {self.chunk_rows} rows {'open' if self.is_open else self.chunk_panels} panels",
             f"batch_rank {self.batch_rank}",
         ]
@@ -253,18 +267,6 @@ class Contraction:
         parts += [f"epilogue({operands}) {{{self.epilogue}}}"] if self.epilogue else []
         parts += [f"ahead {', '.join(self.beside_output)}"] if self.beside_output else []
         return "; ".join(parts)
-
-
-def even_grain(points: int, seconds: float, most: float) -> int:
-    """How many points of so many seconds are handed out together: at most some work at once, and even halves of all."""
-
-    def slower_half(grain: int) -> float:
-        pieces = -(-points // grain)
-        return min(-(-pieces // 2) * grain, points) * seconds + pieces * HAND_SECONDS
-
-    if points * seconds <= most:
-        return points
-    return min(range(1, max(1, min(int(most / max(seconds, 1e-9)), points)) + 1), key=slower_half)
 
 
 def ceil_div(value: Dim, unit: Dim) -> Dim:
@@ -317,7 +319,6 @@ CHUNK_ROWS: Final = 64  # a panel of B comes from the third-level cache once for
 OPEN_ROWS: Final = 96  # the same where m is open: so many tiles that an even number of blocks leaves none of them empty
 A_BLOCK_BYTES: Final = 96 << 10  # a packed block of A, on the stack
 SUMS_BYTES: Final = 96 << 10  # sums that wait on the stack
-HAND_SECONDS: Final = 0.1e-6  # to hand out a piece of work
 LOOP_CHUNK_SECONDS: Final = 2.5e-6  # the same in a loop: its turns follow each other, so that no thread falls asleep
 PACK_SECONDS: Final = 0.15e-9  # to pack one element of A
 PACKED_ROWS: Final = 48  # rows of the smallest chunk that packs A
@@ -388,6 +389,7 @@ def plan_contraction(
         tails=tuple(range(1, rule.vectors + 1)),
         streams=streams if fewest <= len(streams) else (), batch_rank=batch_rank, unit_columns=unit_columns,
         waits_in_output=out is accumulator and unit_columns and not in_place and not is_pair, epilogue=epilogue,
+        blocks=ProductBlocks.of_matmul(k, 2 if is_complex else 1) if accumulator.is_float else None,
         chunk_seconds=chunk_seconds, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
     )  # fmt: skip
     spec = replace(
@@ -415,7 +417,8 @@ def plan_contraction(
         return spec
     # the micro-kernel reads consecutive k's: other layouts are packed, a block of k at a time
     row_bytes = spec.chunk_rows * accumulator.itemsize
-    block = max(8, min(A_BLOCK_BYTES // row_bytes, 512) // 8 * 8)
+    unit = spec.blocks.terms if spec.blocks is not None else 8
+    block = max(unit, min(A_BLOCK_BYTES // row_bytes, 512) // unit * unit)
     panels = (
         spec.chunk_panels
         if spec.waits_in_output

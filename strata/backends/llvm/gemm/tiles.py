@@ -15,6 +15,7 @@ from strata.kernel import MatmulTiles
 
 _HEIGHTS = (12, 8, 6, 4, 3)  # rows of tiles that are tried
 _VECTORS = (1, 2, 3, 4)
+HAND_SECONDS = 0.1e-6  # to hand out a piece of work
 _MOST_STACK = 512 << 10  # bytes of a chunk's working memory
 _MOST_ROWS, _MOST_PANELS = 1024, 1 << 16
 
@@ -89,3 +90,15 @@ def near_tiles(tiles: MatmulTiles, registers: int) -> Iterator[MatmulTiles]:
             if height * vectors + vectors + 1 <= registers and 2 * height * vectors >= registers // 2:
                 rows = max(1, round(tiles.rows / height)) * height
                 yield replace(tiles, height=height, vectors=vectors, rows=rows)
+
+
+def even_grain(points: int, seconds: float, most: float) -> int:
+    """How many points of so many seconds are handed out together: at most some work at once, and even halves of all."""
+
+    def slower_half(grain: int) -> float:
+        pieces = -(-points // grain)
+        return min(-(-pieces // 2) * grain, points) * seconds + pieces * HAND_SECONDS
+
+    if points * seconds <= most:
+        return points
+    return min(range(1, max(1, min(int(most / max(seconds, 1e-9)), points)) + 1), key=slower_half)

@@ -11,7 +11,7 @@ from strata.backends.llvm.ir.registers import Parts, register_type
 from strata.backends.llvm.loops.accumulate import Accumulator
 from strata.backends.llvm.loops.loops import Loops, LoopSegment
 from strata.core import DType, Target, bounds, i32, i64
-from strata.kernel import REGISTERS, STEPS, Axis, LoopBlock, MapLoop, ReduceLoop, Scalar, sum_bytes
+from strata.kernel import REGISTERS, STEPS, Axis, LoopBlock, MapLoop, ReduceLoop, Scalar, block_terms, sum_bytes
 
 RunRange = Callable[[Value, Value, Sequence[tuple[str, Value]]], list[str]]
 _EXCHANGE_BYTES = 16 << 10  # of running values in memory: half of the nearest cache
@@ -187,8 +187,7 @@ class Reductions(Loops):
         def block(low: Value, end: Value) -> list[Parts]:
             return dealt(accumulators, run(low, end, carried))
 
-        length = STEPS if order_of_loop(loop) == "columns" else 0
-        final = self._in_blocks(loop, accumulators, widths, high, length, block)
+        final = self._in_blocks(loop, accumulators, widths, high, block_of_loop(loop), block)
         return [a.finish(p, n) for a, p, n in zip(accumulators, final, widths, strict=True)]
 
     def _reducing(self, loop: ReduceLoop, accumulators: list[Accumulator], segment: LoopSegment) -> RunRange:
@@ -226,8 +225,17 @@ class Reductions(Loops):
             joined = [a.join(o, m, n) for a, o, m, n in zip(accumulators, olds, made, widths, strict=True)]
             return [part for parts in joined for part in parts]
 
-        carried = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
-        return dealt(accumulators, self.f.loop(0, high, length, carried, one))
+        starts = accumulators
+        if order_of_loop(loop) == "products":  # a sum of one block is that block, though it be -0.0
+            starts = [replace(a, keeps_sign=True) for a in accumulators]
+        carried = [c for a, n in zip(starts, widths, strict=True) for c in a.start(n)]
+        final = self.f.loop(0, high, length, carried, one)
+        if starts is accumulators or isinstance(high, int):
+            return dealt(accumulators, final)
+        none = self.f.compare("eq", "i64", high, 0)
+        empty = [c for a, n in zip(accumulators, widths, strict=True) for c in a.start(n)]
+        pairs = zip(empty, final, strict=True)
+        return dealt(accumulators, [self.f.select(t, none, zero, value, uniform=True) for (t, zero), value in pairs])
 
     def _row_reduce(self, loop: ReduceLoop, accumulators: list[Accumulator], high: Value, lanes: int) -> list[Parts]:
         """Sums of rows, in the order that rows have: chains of whole steps, then of single registers, then the rest."""
@@ -356,8 +364,8 @@ class Reductions(Loops):
         reduction = next(s for s in loop.body.steps if isinstance(s, ReduceLoop))
         accumulators = self._accumulators(reduction)
         lanes, by = self.schedule.lanes(number), self.schedule.exchanged(number)
-        count, block = self.size(reduction.axis.extent), STEPS
-        in_blocks = is_long(reduction, STEPS if order_of_loop(reduction) else 0)
+        count, block = self.size(reduction.axis.extent), block_of_loop(reduction)
+        in_blocks = is_long(reduction, block)
         width = sum(bits_of(t) // 8 for a in accumulators for t, _ in a.start(1)) * (1 + in_blocks)
         columns = _EXCHANGE_BYTES // width // lanes * lanes or lanes
         totals = _ReduceRow(self, loop, accumulators, columns + lanes)  # the last step may store a whole register
@@ -484,6 +492,12 @@ def is_long(loop: ReduceLoop, block: int) -> bool:
 def order_of_loop(loop: ReduceLoop) -> str:
     """The order of the rounded reductions of a loop; "" where there are none."""
     return next((r.order for r in loop.reduces if r.order), "")
+
+
+def block_of_loop(loop: ReduceLoop) -> int:
+    """Terms of a block of the sums of a loop that adds them one after the other; 0: they have no blocks."""
+    order = order_of_loop(loop)
+    return 0 if order in ("", "serial") else block_terms(order, 0)
 
 
 def row_chains(loop: ReduceLoop, target: Target) -> int:

@@ -5,7 +5,7 @@
     multiply   a chunk is some columns of one expert's matrix: few rows read them in place, more pack them first
     scatter    results to their rows
 
-Sums run over k in order, whatever the number of rows and threads.
+Sums run over k in the order of every matmul, whatever the number of rows and threads.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from strata.backends.llvm.ir.native import (
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, TensorType, bounds, dim_prod, f32, f64, i32
+from strata.kernel import PRODUCTS, ProductBlocks
 from strata.mir import Node
 
 FEW = 4  # fewer rows than this read a matrix in place
 ROWS = 4  # for each expert; fewer are left to the loops of the op
 PANELS = 4  # of a chunk: what is read of a row of the matrix is longer than a line of the cache
-K_BLOCK = 128  # rows of the matrix that are packed at once
+K_BLOCK = PRODUCTS  # rows of the matrix that are packed at once: a block of every sum
 AHEAD = 12  # rows of the matrix between what is packed and what is fetched
 
 
@@ -227,7 +228,13 @@ class GroupedMultiply:
     def micros(self, tiles: TileSet) -> list[Value]:
         """The micro-kernels of all heights."""
         made = (
-            Micro(self.arithmetic, RegisterTile(h, tiles.vectors), "rows", strided_b=tiles.strided_b)
+            Micro(
+                self.arithmetic,
+                RegisterTile(h, tiles.vectors),
+                "rows",
+                strided_b=tiles.strided_b,
+                blocks=ProductBlocks(K_BLOCK),
+            )  # fmt: skip
             for h in tiles.heights
         )
         return ["@" + micro.emit(self.f.module) for micro in made]

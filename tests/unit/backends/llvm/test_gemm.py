@@ -400,24 +400,26 @@ def test_half_conversions_agree_with_numpy(dtype: DType, target: Target) -> None
 
 
 def variants(m: int, n: int, k: int, **options: object) -> list[Contraction]:
-    """The same product, tiled, blocked and split in different ways."""
+    """The same product, tiled, blocked and split in different ways; blocks of k are some blocks of sums."""
     spec = plan_contraction(m, n, k, HOST, fewest_rows=1, **options)  # type: ignore[arg-type]
-    packed = replace(spec, a_packed=True, k_block=16, streams=())
+    unit = 8 if spec.blocks is None else spec.blocks.terms
+    packed = replace(spec, a_packed=True, k_block=2 * unit, streams=())
     return [
         spec,
         replace(spec, streams=()),
         replace(spec, chunk_rows=8, chunk_panels=1),
         replace(spec, vectors=1, tails=(1,), heights=(5, 2, 1)),
-        replace(spec, k_block=24),
+        replace(spec, k_block=3 * unit),
         packed,
-        replace(packed, waits_in_output=False, k_block=32, chunk_panels=2),
+        replace(packed, waits_in_output=False, k_block=unit, chunk_panels=2),
     ]
 
 
+@pytest.mark.parametrize("k", [100, 129, 641])
 @pytest.mark.parametrize("dtype", [f32, f64, bf16], ids=str)
-def test_bits_do_not_depend_on_tiles_blocks_or_chunks(dtype: DType) -> None:
-    a, b = draw((37, 129), dtype), draw((129, 203), dtype, 1)
-    specs = variants(37, 203, 129, a=dtype)
+def test_bits_do_not_depend_on_tiles_blocks_or_chunks(dtype: DType, k: int) -> None:
+    a, b = draw((37, k), dtype), draw((k, 203), dtype, 1)
+    specs = variants(37, 203, k, a=dtype)
     results = [run(spec, a, b, split=split) for spec in specs for split in (1, 3, 100)]
     assert all((r == results[0]).all() for r in results)
 

@@ -54,8 +54,8 @@ def test_which_sums_go_through_their_epilogue_in_registers() -> None:
 def test_text_is_complete() -> None:
     spec = plan_contraction(128, 384, 384, Target.named("avx2"))
     assert str(spec) == (
-        "contract f32 * f32 -> f32 -> f32; tile 6/4/2/1 x 8*2 tails 1/2; a rows; k_block all; chunk 66 rows 1 panels; "
-        "batch_rank 0; prefetch 144"
+        "contract f32 * f32 -> f32 -> f32; tile 6/4/2/1 x 8*2 tails 1/2; a rows; k_block all; sums of 128; "
+        "chunk 66 rows 1 panels; batch_rank 0; prefetch 144"
     )
 
 
