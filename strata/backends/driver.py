@@ -24,6 +24,10 @@ class Launchable:
     def __init__(self, kernel: Kernel, between: Sequence[Buffer] = ()) -> None:
         self.kernel, self.between = kernel, between
 
+    def at(self, sizes: Mapping[str, int]) -> Launchable:
+        """What is launched for sizes of the symbols."""
+        return self
+
     def scratch(self, sizes: Mapping[str, int]) -> Sequence[int]:
         """Bytes of the buffers beside those of the kernel, for sizes of the symbols."""
         return [number(b.type.nbytes, sizes) for b in self.between]
@@ -31,6 +35,17 @@ class Launchable:
     def named(self, buffers: Sequence[Any]) -> dict[str, Any]:
         """The buffers of a launch, by name."""
         return dict(zip((b.name for b in (*self.kernel.buffers, *self.between)), buffers, strict=True))
+
+
+class OpenStep(Launchable):
+    """A step whose kernels are made when its sizes are known; those of the last few sizes are kept."""
+
+    def __init__(self, make: Callable[[Mapping[str, int]], Launchable]) -> None:
+        self._make = make
+        self._made: Table[Any, Launchable] = Table("open steps")
+
+    def at(self, sizes: Mapping[str, int]) -> Launchable:
+        return self._made.get_or_make(tuple(sorted(sizes.items())), lambda: self._make(sizes))
 
 
 class DeviceDriver(ABC):

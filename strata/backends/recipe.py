@@ -97,7 +97,8 @@ class RecipeMaker:
         apart: bool,
     ) -> None:
         """`results` are buffers to make for the caller; `apart` keeps each step by itself."""
-        self.lir, self.steps, self.made, self.binding = lir, steps, made, dict(binding)
+        self.lir, self.steps, self.binding = lir, steps, dict(binding)
+        self.made = {at: None if made[at] is None else made[at].at(self.binding) for at, _ in steps}
         self.homes, self.arena, self.apart = homes, arena, apart
         self.inputs = tuple(buffer for _, buffer in lir.io.inputs)
         on_device = {n for at, s in steps if made[at] is not None for n in (*s.read_buffers, *s.outputs)}

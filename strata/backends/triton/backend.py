@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from strata.backends.base import Capabilities
-from strata.backends.driver import DeviceDriver, Launchable
+from strata.backends.driver import DeviceDriver, Launchable, OpenStep
 from strata.backends.offload import OffloadBackend, OffloadExecutable
+from strata.backends.ordering import is_own, own_phases
 from strata.backends.triton.codegen.attention import render_attention, takes_attention
 from strata.backends.triton.codegen.attention_backward import render_backward, takes_backward
 from strata.backends.triton.codegen.dequant import render_dequant, takes_dequant
 from strata.backends.triton.codegen.pairs import takes_pairs
-from strata.backends.triton.codegen.render import Rendered, render
+from strata.backends.triton.codegen.render import Rendered, render, render_phases
 from strata.backends.triton.launch.cuda import CudaDriver, count
 from strata.backends.triton.launch.workers import compile_ahead
 from strata.backends.triton.target import Gpu
@@ -39,7 +40,7 @@ class TritonBackend(OffloadBackend):
         return self.gpu.target
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
-        own = takes_attention(op, types) or takes_backward(op, types) or takes_dequant(op, types)
+        own = takes_attention(op, types) or takes_backward(op, types) or takes_dequant(op, types) or is_own(op)
         return own or super().takes(op, types)
 
     def reads_views(self, node: Node) -> bool:
@@ -50,7 +51,13 @@ class TritonBackend(OffloadBackend):
     def launchable(self, step: Step) -> Launchable | None:
         """What runs a step of one op; attention is kernels of its own."""
         rendered = rendered_step(step, self.gpu)
-        return None if rendered is None else self.driver.make_rendered(rendered)  # type: ignore[attr-defined]
+        if rendered is None and is_own(step.nodes[0].op):
+            return OpenStep(lambda sizes: self._rendered(_own(step, self.gpu, sizes)))
+        return None if rendered is None else self._rendered(rendered)
+
+    def _rendered(self, rendered: Rendered | None) -> Launchable:
+        made: Launchable = self.driver.make_rendered(rendered)  # type: ignore[attr-defined]
+        return made
 
     def runs_whole(self, node: Node) -> bool:
         return not takes_pairs(node.op.name, [x.type.dtype for x in node.inputs])
@@ -72,7 +79,16 @@ def rendered_step(step: Step, gpu: Gpu) -> Rendered | None:
         return render_backward(node, step.views)
     if step.views is not None and takes_attention(node.op, types):
         return render_attention(node, step.views, gpu)
-    return render_dequant(node, gpu) if takes_dequant(node.op, types) else None
+    if takes_dequant(node.op, types):
+        return render_dequant(node, gpu)
+    return _own(step, gpu, {})
+
+
+def _own(step: Step, gpu: Gpu, sizes: Mapping[str, int]) -> Rendered | None:
+    """The kernels of a sort or a running extreme; None where that takes sizes that are not known."""
+    (node,) = step.nodes
+    phases = own_phases(node.op.bind(sizes), tuple(x.type.bind(sizes) for x in node.inputs))
+    return None if phases is None else render_phases(step.name, phases, gpu)
 
 
 class CudaBackend(TritonBackend):

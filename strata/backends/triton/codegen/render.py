@@ -31,6 +31,7 @@ from strata.kernel import (
     Load,
     LoopBlock,
     MapLoop,
+    Phases,
     Reduce,
     ReduceLoop,
     SplitLimits,
@@ -170,6 +171,22 @@ def render(kernel: Kernel, gpu: Gpu = HOPPER) -> Rendered:
         for part in _parts(phase) if phase.stores else ():
             programs.append(_loops(part, f"{kernel.name}_{len(programs)}" if programs else kernel.name))
     return Rendered(kernel, tuple(programs), phases.scratch)
+
+
+def render_phases(name: str, phases: Phases, gpu: Gpu = HOPPER) -> Rendered:
+    """The programs of kernels that run one after the other, and a kernel with the buffers that go in and come out."""
+    inside = {b.name for b in phases.scratch}
+    programs: list[TritonProgram] = []
+    read: dict[str, Buffer] = {}
+    written: dict[str, Buffer] = {}
+    for number, kernel in enumerate(phases.kernels):
+        rendered = render(kernel.renamed(f"{name}_{number}"), gpu)
+        assert not rendered.scratch, "kernels of phases are not split further"
+        programs += rendered.programs
+        written |= {b.name: b for b in kernel.outputs if b.name not in inside}
+        read |= {b.name: b for b in kernel.inputs if b.name not in inside and b.name not in written}
+    whole = Kernel(name, tuple(read.values()), tuple(written.values()), ())
+    return Rendered(whole, tuple(programs), phases.scratch)
 
 
 def _with_wide_sums(kernel: Kernel) -> Kernel:
