@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from strata.backends.recipe import Copy, Launch, number
+from strata.backends.recipe import Action, Copy, Launch, Operand, number
 from strata.backends.resident import DeviceArray
 from strata.core import Table, new_rlock
 from strata.kernel import Buffer, Kernel, show_kernel
@@ -20,13 +21,28 @@ class Launchable:
 
     writes_over: bool = False
     """Whether it may write an output where it reads an input at the same places."""
+    constants: Mapping[str, np.ndarray] = MappingProxyType({})
+    """What it reads beside its inputs, by names of its own."""
 
     def __init__(self, kernel: Kernel, between: Sequence[Buffer] = ()) -> None:
         self.kernel, self.between = kernel, between
 
+    def load(self) -> None:
+        """Be ready to be launched: what cannot be compiled is told now."""
+
     def at(self, sizes: Mapping[str, int]) -> Launchable:
         """What is launched for sizes of the symbols."""
         return self
+
+    def actions(
+        self, operands: tuple[Operand, ...], sizes: Mapping[str, int], kept: Mapping[str, Operand]
+    ) -> list[Action]:
+        """What is done on inputs, outputs and scratch; `kept` says where its constants are."""
+        return [Launch(self, operands, sizes)]
+
+    def guarded(self) -> Launchable:
+        """The same kernel with one more input before the others, a flag: where it is not set, nothing is done."""
+        raise NotImplementedError
 
     def scratch(self, sizes: Mapping[str, int]) -> Sequence[int]:
         """Bytes of the buffers beside those of the kernel, for sizes of the symbols."""
@@ -55,6 +71,8 @@ class DeviceDriver(ABC):
     """Whether a kernel may write the buffer that it reads, element by element."""
     has_parts: bool = False
     """Whether kernels take memory anywhere in a buffer: scratch memory is then one arena with planned offsets."""
+    has_guards: bool = False
+    """Whether kernels can be guarded by a flag in memory: branches and loops then run without values coming down."""
 
     def __init__(self) -> None:
         self.lock: AbstractContextManager[Any] = new_rlock()  # held by whoever uses the device: one run at a time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from strata.backends.base import Capabilities
@@ -28,7 +28,7 @@ class TritonBackend(OffloadBackend):
     windows, whose rows are then whole lines of memory."""
 
     capabilities = Capabilities(
-        claims=frozenset({"conv_last", "conv_gathered"}), narrow_matmuls=frozenset({"f16", "bf16"})
+        claims=frozenset({"conv_last", "conv_gathered"}), narrow_matmuls=frozenset({"f16", "bf16"}), runs_bodies=True
     )
 
     def __init__(self, name: str, gpu: Gpu, driver: DeviceDriver, home: str | None = None) -> None:
@@ -41,6 +41,7 @@ class TritonBackend(OffloadBackend):
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         own = takes_attention(op, types) or takes_backward(op, types) or takes_dequant(op, types) or is_own(op)
+        own = own or self.takes_bodies(op)
         return own or super().takes(op, types)
 
     def reads_views(self, node: Node) -> bool:
@@ -91,6 +92,18 @@ def _own(step: Step, gpu: Gpu, sizes: Mapping[str, int]) -> Rendered | None:
     return None if phases is None else render_phases(step.name, phases, gpu)
 
 
+def _all_rendered(lir: Lir, gpu: Gpu, *, behind: bool = False) -> Iterator[Rendered]:
+    """All that a plan runs, bodies included; what is behind a flag is."""
+    for kernel in lir.kernels.values():
+        yield render(kernel, gpu).guarded() if behind else render(kernel, gpu)
+    for step in lir.schedule:
+        rendered = rendered_step(step, gpu) if step.kernel is None else None
+        if rendered is not None:
+            yield rendered.guarded() if behind else rendered
+        for body in step.bodies:
+            yield from _all_rendered(body, gpu, behind=behind or step.name != "scan")
+
+
 class CudaBackend(TritonBackend):
     """NVIDIA GPUs, by number."""
 
@@ -103,9 +116,7 @@ class CudaBackend(TritonBackend):
 
     def compile(self, lir: Lir) -> OffloadExecutable:
         """Kernels are compiled on all cores before they are loaded one by one; what fails is told then."""
-        rendered = [render(kernel, self.gpu) for kernel in lir.kernels.values()]
-        rendered += [r for s in lir.schedule if s.kernel is None and (r := rendered_step(s, self.gpu)) is not None]
-        compile_ahead([p for r in rendered for p in r.all_programs], self.gpu)
+        compile_ahead([p for r in _all_rendered(lir, self.gpu) for p in r.all_programs], self.gpu)
         return super().compile(lir)
 
     def tune(self, lir: Lir, progress: Callable[[int, int], None] | None = None) -> Lir:

@@ -21,7 +21,7 @@ from strata.backends.triton.schedules.schedule import (
     known,
 )
 from strata.backends.triton.target import Gpu
-from strata.core import Dim, dim_prod, f32
+from strata.core import Dim, bool_, dim_prod, f32
 from strata.kernel import (
     Axis,
     Buffer,
@@ -51,6 +51,7 @@ from strata.kernel import (
 LIMITS = SplitLimits(
     terms=1 << 14, lines=64, parts=256, column_parts=64, part_bytes=16 << 10, short_part_bytes=4 << 10
 )  # fmt: skip
+_GUARD = Buffer("flag", bool_, (1,))
 _HEAD = "import triton\nimport triton.language as tl\n\n\n"
 # Triton's interpreter makes a Python number of a tensor of one element, which NumPy 2.5 refuses
 _INTERPRETED_HEAD = """import builtins
@@ -75,6 +76,14 @@ class TritonProgram:
     sizes: tuple[Dim, ...]
     grid: tuple[Dim, ...]
     schedule: GpuSchedule
+    is_guarded: bool = False  # its first argument is a flag; where that is not set, it does nothing
+
+    def guarded(self) -> TritonProgram:
+        """The program behind a flag."""
+        kernel = replace(self.kernel, inputs=(_GUARD, *self.kernel.inputs))
+        flag = argument_names(kernel.buffers)[_GUARD.name]
+        body = f"    if tl.load({flag}) == 0:\n        return\n{self.body}"
+        return replace(self, kernel=kernel, body=body, buffers=(_GUARD, *self.buffers), is_guarded=True)
 
     @property
     def signature(self) -> dict[str, str]:
@@ -120,6 +129,12 @@ class Rendered:
     def programs_for(self, rows: int) -> tuple[TritonProgram, ...]:
         """Those that run for so many rows."""
         return next((programs for most, programs in self.by_rows if rows <= most), self.programs)
+
+    def guarded(self) -> Rendered:
+        """The same programs behind a flag, which comes before the other inputs."""
+        few = tuple((most, tuple(p.guarded() for p in programs)) for most, programs in self.by_rows)
+        kernel = replace(self.kernel, inputs=(_GUARD, *self.kernel.inputs))
+        return replace(self, kernel=kernel, programs=tuple(p.guarded() for p in self.programs), by_rows=few)
 
     def __str__(self) -> str:
         """For people and golden tests: functions, with their schedules and grids."""
