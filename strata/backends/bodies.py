@@ -21,7 +21,7 @@ from strata.backends.recipe import (
     Operand,
     Recipe,
     RecipeMaker,
-    Repeat,
+    RepeatedBlock,
     Sequenced,
     Turns,
     inner_name,
@@ -29,7 +29,7 @@ from strata.backends.recipe import (
     number,
     shared_memory,
 )
-from strata.core import DType, bool_, floordiv, sym, u8, u16, u32, u64
+from strata.core import DType, Table, bool_, floordiv, sym, u8, u16, u32, u64
 from strata.kernel import Axis, Buffer, Const, Kernel, Load, Store, apply, size
 from strata.lir import Lir, may_take_over
 from strata.mir import leaf_name
@@ -38,7 +38,7 @@ ROW_ALIGNMENT = 16  # bytes that addresses are multiples of, as kernels are told
 _WORDS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}
 
 
-class Mover:
+class LaunchedCopies:
     """Kernels that copy bytes, clear flags and tell the two sides of a branch apart: launches, so that loops are one
     graph, and guarded like the rest."""
 
@@ -111,12 +111,12 @@ class Body:
 
     def __init__(self, lir: Lir, made: Sequence[Launchable | None], driver: DeviceDriver) -> None:
         self.lir, self.made, self.driver = lir, made, driver
-        self.mover = Mover(driver)
+        self.mover = LaunchedCopies(driver)
         self.is_whole = None not in made
         self._homes = shared_memory(lir, driver.in_place)
         self._once = [(at, s) for at, s in enumerate(lir.schedule) if s.phase == "prologue"]
         self._steps = [(at, s) for at, s in enumerate(lir.schedule) if s.phase != "prologue"]
-        self._layouts: dict[tuple[tuple[str, int], ...], BodyLayout] = {}
+        self._layouts: Table[tuple[tuple[str, int], ...], BodyLayout] = Table("body layouts")
         self.inputs = [buffer for _, buffer in lir.io.inputs]
         self.params = [leaf_name(x) for x in lir.graph.params]
         self.constants = {
@@ -145,12 +145,7 @@ class Body:
         return self.lir.io.outputs[i] == self.inputs[i]
 
     def layout(self, sizes: Mapping[str, int]) -> BodyLayout:
-        key = tuple(sorted(sizes.items()))
-        if key not in self._layouts:
-            if len(self._layouts) >= 16:
-                self._layouts.clear()
-            self._layouts[key] = self._laid_out(sizes)
-        return self._layouts[key]
+        return self._layouts.get_or_make(tuple(sorted(sizes.items())), lambda: self._laid_out(sizes))
 
     def _laid_out(self, sizes: Mapping[str, int]) -> BodyLayout:
         names = [b.name for b in self.lir.buffers if b.role == "weight"]
@@ -245,4 +240,4 @@ def round_up(count: int, to: int = ARENA_ALIGNMENT) -> int:
 
 def launches_in(actions: Sequence[Action]) -> int:
     """How much is handed over; a loop inside counts as much as it may be."""
-    return sum(64 if isinstance(a, (Repeat, Turns)) else 1 for a in actions)
+    return sum(64 if isinstance(a, (RepeatedBlock, Turns)) else 1 for a in actions)

@@ -58,7 +58,7 @@ class OpenStep(Launchable):
 
     def __init__(self, make: Callable[[Mapping[str, int]], Launchable]) -> None:
         self._make = make
-        self._made: Table[Any, Launchable] = Table("open steps")
+        self._made: Table[Any, Launchable] = Table("open device steps")
 
     def at(self, sizes: Mapping[str, int]) -> Launchable:
         return self._made.get_or_make(tuple(sorted(sizes.items())), lambda: self._make(sizes))

@@ -19,7 +19,7 @@ import numpy as np
 
 from strata.backends.bodies import ROW_ALIGNMENT, Body, launches_in, round_up
 from strata.backends.driver import Launchable
-from strata.backends.recipe import FLAG_BYTES, Action, Operand, Repeat, Row, Turns, guarded, number
+from strata.backends.recipe import FLAG_BYTES, Action, Operand, RepeatedBlock, MovingRow, Turns, guarded, number
 from strata.mir import Node
 
 UNROLLED = 4096  # launches of a scan that are one sequence
@@ -42,13 +42,13 @@ class Control(Launchable):
         }
 
     def scratch(self, sizes: Sizes) -> Sequence[int]:
-        layout = _Layout(None)
+        layout = _StepMemory(None)
         self.place(layout, sizes)
         return [max(layout.top, ROW_ALIGNMENT)]
 
     def actions(self, operands: tuple[Operand, ...], sizes: Sizes, kept: Mapping[str, Operand]) -> list[Action]:
         count = len(self.node.inputs)
-        inputs, outputs, layout = operands[:count], operands[count:-1], _Layout(operands[-1])
+        inputs, outputs, layout = operands[:count], operands[count:-1], _StepMemory(operands[-1])
         inner = [
             {n.partition(":")[2]: place for n, place in kept.items() if n.startswith(f"{i}:")}
             for i in range(len(self.bodies))
@@ -56,7 +56,7 @@ class Control(Launchable):
         return self.expanded(inputs, outputs, self.place(layout, sizes), sizes, inner)
 
     @abstractmethod
-    def place(self, layout: _Layout, sizes: Sizes) -> Any:
+    def place(self, layout: _StepMemory, sizes: Sizes) -> Any:
         """Take what is needed of the scratch memory."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Control(Launchable):
         return [number(t.nbytes, sizes) for t in types]
 
 
-class _Layout:
+class _StepMemory:
     """Places in the scratch memory of a step, one behind the other."""
 
     def __init__(self, area: Operand | None) -> None:
@@ -81,7 +81,7 @@ class _Layout:
         return at
 
 
-class _Rows:
+class _TurnRows:
     """Rows of an array along its first axis, one for each turn."""
 
     def __init__(self, place: Operand, count: int, width: int, spread: Operand | None) -> None:
@@ -96,7 +96,7 @@ class _Rows:
 class ScanLoop(Control):
     """Turns over the rows of arrays."""
 
-    def place(self, layout: _Layout, sizes: Sizes) -> Any:
+    def place(self, layout: _StepMemory, sizes: Sizes) -> Any:
         (body,), op = self.bodies, self.op
         length = number(op.length, sizes)
         area = layout.take(body.layout(sizes).room)
@@ -125,7 +125,7 @@ class ScanLoop(Control):
         consts = list(inputs[carries:first])
         widths = self.bytes_of([x.type for x in (*op.body.inputs[first:], *op.body.results[carries:])], sizes)
         places = [*inputs[first:], *outputs[carries:]]
-        rows = [_Rows(p, length, w, s) for p, w, s in zip(places, widths, spread, strict=True)]
+        rows = [_TurnRows(p, length, w, s) for p, w, s in zip(places, widths, spread, strict=True)]
         given = len(inputs) - first
         start: list[Action] = [self._moved(row, out=False) for row in rows[:given] if row.spread is not None]
         end: list[Action] = [self._moved(row, out=True) for row in rows[given:] if row.spread is not None]
@@ -169,18 +169,18 @@ class ScanLoop(Control):
                 inputs[i], place_of(i, 0, ends=False) if not stays[i] else inputs[i], carry_sizes[i]
             )
         step = -1 if op.reverse else 1
-        moving = {id(r): Row(r.at(row_number(0)), step * block * r.stride) for r in rows}
+        moving = {id(r): MovingRow(r.at(row_number(0)), step * block * r.stride) for r in rows}
         inside: list[Action] = []
         for t in range(block):
             enter, leave = ([place_of(i, n, ends=False) for i in range(carries)] for n in (t, t + 1))
             inside += turn(enter, leave, lambda r, t=t: (moving[id(r)], step * t * r.stride))
-        start.append(Repeat(inside, length // block, list(moving.values())))
+        start.append(RepeatedBlock(inside, length // block, list(moving.values())))
         start += turns(length // block * block, length, ends=False)
         for i in range(carries):
             start += self.mover.copy(place_of(i, length, ends=False), outputs[i], carry_sizes[i])
         return start + end
 
-    def _moved(self, rows: _Rows, *, out: bool) -> Action:
+    def _moved(self, rows: _TurnRows, *, out: bool) -> Action:
         assert rows.spread is not None
         if out:
             return self.mover.rows(rows.spread, rows.place, rows.count, rows.width, (rows.stride, rows.width))
@@ -190,7 +190,7 @@ class ScanLoop(Control):
 class WhileLoop(Control):
     """Turns until a test fails."""
 
-    def place(self, layout: _Layout, sizes: Sizes) -> Any:
+    def place(self, layout: _StepMemory, sizes: Sizes) -> Any:
         areas = [layout.take(body.layout(sizes).room) for body in self.bodies]
         pairs = []
         for size in self.bytes_of(self.node.types, sizes):
@@ -253,10 +253,10 @@ def _settled(action: Any) -> Action:
     return made
 
 
-class Branches(Control):
+class GuardedBranches(Control):
     """One of two bodies, by a flag."""
 
-    def place(self, layout: _Layout, sizes: Sizes) -> Any:
+    def place(self, layout: _StepMemory, sizes: Sizes) -> Any:
         return layout.take(max(body.layout(sizes).room for body in self.bodies)), layout.take(2 * FLAG_BYTES)
 
     def expanded(
@@ -271,4 +271,4 @@ class Branches(Control):
         return made
 
 
-KINDS: dict[str, type[Control]] = {"scan": ScanLoop, "while": WhileLoop, "cond": Branches}
+KINDS: dict[str, type[Control]] = {"scan": ScanLoop, "while": WhileLoop, "cond": GuardedBranches}

@@ -27,7 +27,7 @@ from strata.backends.recipe import (
     Looped,
     Recipe,
     RecipeMaker,
-    Repeat,
+    RepeatedBlock,
     Sequenced,
     Turns,
     append_actions,
@@ -348,7 +348,7 @@ class _Run:
         match part:
             case HostStep():
                 self._on_host(part)
-            case Looped(loop=Repeat() as loop):
+            case Looped(loop=RepeatedBlock() as loop):
                 self._repeat(loop)
             case Looped(loop=Turns() as loop):
                 self._turn(loop)
@@ -357,7 +357,7 @@ class _Run:
                     part.made = self.driver.record(part.actions)
                 self.driver.play(part.made, self.places)
 
-    def _all(self, loop: Repeat | Turns, which: str) -> None:
+    def _all(self, loop: RepeatedBlock | Turns, which: str) -> None:
         """One of the lists of actions of a loop."""
         parts = loop.made.get(which)
         if parts is None:
@@ -366,7 +366,7 @@ class _Run:
         for part in parts:
             self._do(part)
 
-    def _repeat(self, loop: Repeat) -> None:
+    def _repeat(self, loop: RepeatedBlock) -> None:
         for number in range(loop.count):
             for row in loop.rows:
                 base, offset = row.source

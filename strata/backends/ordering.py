@@ -14,8 +14,8 @@ from strata.kernel import Axis, Buffer, Const, Expr, Kernel, Load, Phases, Reduc
 from strata.lir import Spacing
 from strata.mir import Op
 
-RUN = 1024  # elements that are sorted by rank
-DIRECT = 2048  # of a row that is one run
+RUN = 256  # elements that are sorted by rank
+DIRECT = 1024  # of a row that is one run
 
 
 def is_own(op: Op) -> bool:
@@ -59,7 +59,7 @@ def _comes_before(a: Expr, b: Expr, descending: bool) -> Expr:
     return _any(apply("lt", a, b), apply("and", _nan(b), apply("not", _nan(a))))
 
 
-class _Row:
+class _RowOrder:
     """The rows of a tensor along an axis, and the kernels that put them in order."""
 
     def __init__(self, x: TensorType, axis: int, descending: bool) -> None:
@@ -121,7 +121,7 @@ def _ordered(op: Op, x: TensorType) -> Phases | None:
 
 def _sorted(x: TensorType, axis: int, descending: bool, values: Buffer | None, ids: Buffer | None) -> Phases | None:
     """Kernels that write the elements in order to one buffer, and what they were the numbers of to another."""
-    row = _Row(x, axis, descending)
+    row = _RowOrder(x, axis, descending)
     source = Buffer("in0", x.dtype, x.shape)
     count = row.count
     if not isinstance(count, int):

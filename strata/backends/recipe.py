@@ -17,7 +17,7 @@ ARENA_ALIGNMENT = 256  # bytes: of what GPUs read at once
 KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 _STEPS = 8  # sizes of the pool between one power of two and the next
 
-Operand = tuple[Any, int]  # which memory, by its number or as a `Row`, and at how many bytes in it
+Operand = tuple[Any, int]  # which memory, by its number or as a `MovingRow`, and at how many bytes in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Copy:
 
 
 @dataclass(eq=False, slots=True)
-class Row:
-    """Memory that moves on between the blocks of a `Repeat`."""
+class MovingRow:
+    """Memory that moves on between the blocks of a `RepeatedBlock`."""
 
     source: Operand
     stride: int  # bytes from one block to the next
@@ -49,12 +49,12 @@ class Row:
 
 
 @dataclass(slots=True)
-class Repeat:
+class RepeatedBlock:
     """A block of turns of a long loop, again and again: the host hands it over, and waits for nothing."""
 
     block: list[Action]
     count: int
-    rows: list[Row]
+    rows: list[MovingRow]
     made: dict[str, Any] = field(default_factory=dict)
 
     def lists(self) -> dict[str, list[Action]]:
@@ -81,7 +81,7 @@ class Turns:
         return {name: getattr(self, name) for name in ("start", "block", "again", "tail", "even", "odd")}
 
 
-Action = Launch | Copy | Repeat | Turns
+Action = Launch | Copy | RepeatedBlock | Turns
 FLAG_BYTES = 16  # from one flag to the next: kernels are told that addresses are multiples of it
 
 
@@ -99,7 +99,7 @@ class Looped:
     """A loop that the host drives."""
 
     at: int
-    loop: Repeat | Turns
+    loop: RepeatedBlock | Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def inner_name(at: int, name: str) -> str:
 def append_actions(parts: list[Any], actions: Iterable[Action], at: int, *, apart: bool = False) -> None:
     """Put actions behind parts; those that follow each other on the device are one, a step by itself with `apart`."""
     for action in actions:
-        if isinstance(action, (Repeat, Turns)):
+        if isinstance(action, (RepeatedBlock, Turns)):
             parts.append(Looped(at, action))
             continue
         last = parts[-1] if parts else None
@@ -284,10 +284,10 @@ def moved(action: Action, table: Mapping[Any, Operand]) -> Action:
             return replace(action, operands=tuple(map(place, action.operands)))
         case Copy():
             return Copy(place(action.source), place(action.target), action.size)
-        case Repeat():
-            rows = {row: Row(place(row.source), row.stride) for row in action.rows}
+        case RepeatedBlock():
+            rows = {row: MovingRow(place(row.source), row.stride) for row in action.rows}
             inner = {**table, **{old: (new, 0) for old, new in rows.items()}}
-            return Repeat([moved(a, inner) for a in action.block], action.count, list(rows.values()))
+            return RepeatedBlock([moved(a, inner) for a in action.block], action.count, list(rows.values()))
         case Turns():
             lists = {name: [moved(a, table) for a in some] for name, some in action.lists().items()}
             return replace(action, flags=place(action.flags), made={}, **lists)
@@ -302,7 +302,7 @@ def guarded(action: Action, guard: Operand) -> Action:
             return Launch(action.made.guarded(), (guard, *action.operands), action.sizes, is_settled=True)
         case Copy():
             raise AssertionError("copies inside of loops and branches are launches")
-        case Repeat():
+        case RepeatedBlock():
             return replace(action, block=[guarded(a, guard) for a in action.block], made={})
         case Turns():
             lists = {name: [guarded(a, guard) for a in some] for name, some in action.lists().items()}
@@ -315,10 +315,10 @@ def number_rows(parts: Sequence[Part], first: int) -> tuple[list[Part], int]:
 
     def collect(actions: Iterable[Action]) -> None:
         for action in actions:
-            if isinstance(action, Repeat):
+            if isinstance(action, RepeatedBlock):
                 for row in action.rows:
                     found[row] = (first + len(found), 0)
-            if isinstance(action, (Repeat, Turns)):
+            if isinstance(action, (RepeatedBlock, Turns)):
                 for some in action.lists().values():
                     collect(some)
 
@@ -335,9 +335,9 @@ def _numbered(action: Action, found: Mapping[Any, Operand]) -> Any:
         return (found[operand[0]][0], operand[1]) if operand[0] in found else operand
 
     match action:
-        case Repeat():
-            rows = [Row(place(row.source), row.stride, found[row][0]) for row in action.rows]
-            return Repeat([_numbered(a, found) for a in action.block], action.count, rows)
+        case RepeatedBlock():
+            rows = [MovingRow(place(row.source), row.stride, found[row][0]) for row in action.rows]
+            return RepeatedBlock([_numbered(a, found) for a in action.block], action.count, rows)
         case Turns():
             lists = {name: [_numbered(a, found) for a in some] for name, some in action.lists().items()}
             return replace(action, flags=place(action.flags), **lists)

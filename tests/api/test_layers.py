@@ -66,8 +66,8 @@ ROOMS = {
     ),
     "runtime": (("report",), ("compile",), ("storage",), ("execute",), ("cache",)),
     "backends": (
-        *(("resident",), ("base",), ("attention",), ("recipe",), ("driver",), ("pool",), ("entry",)),
-        *(("offload",), ("reference",)),
+        *(("resident",), ("base",), ("attention",), ("ordering",), ("recipe",), ("driver",), ("pool",), ("entry",)),
+        *(("bodies",), ("loops",), ("offload",), ("reference",)),
         *(("llvm", "stablehlo", "triton", "wgsl"), ("planned",), ("texts", "registry")),
     ),
     "backends/llvm": (

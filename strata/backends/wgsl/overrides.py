@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.backends import ordering
+from strata.backends.ordering import own_phases as phases_of_op
 from strata.backends.wgsl.values import HELD
 from strata.core import TensorType
 from strata.kernel import Phases
@@ -14,4 +14,4 @@ def own_phases(op: Op, types: tuple[TensorType, ...]) -> Phases | None:
     that share a byte with others cannot be written one by one."""
     if any(t.dtype.name not in HELD or t.dtype.bits < 8 for t in types):
         return None
-    return ordering.own_phases(op, types)
+    return phases_of_op(op, types)
