@@ -19,7 +19,7 @@ import numpy as np
 
 from strata.backends.bodies import ROW_ALIGNMENT, Body, launches_in, round_up
 from strata.backends.driver import Launchable
-from strata.backends.recipe import FLAG_BYTES, Action, Operand, RepeatedBlock, MovingRow, Turns, guarded, number
+from strata.backends.recipe import FLAG_BYTES, Action, MovingRow, Operand, RepeatedBlock, Turns, guarded, number
 from strata.mir import Node
 
 UNROLLED = 4096  # launches of a scan that are one sequence

@@ -61,7 +61,7 @@ ROOMS = {
         *(("control",), ("nn",), ("signal",), ("render",)),
     ),
     "passes": (
-        ("base",), ("match",), ("canonicalize",), ("quant",), ("layout",), ("fuse",), ("memory",),
+        ("base",), ("match",), ("canonicalize",), ("expand",), ("quant",), ("layout",), ("fuse",), ("memory",),
         ("pipeline",),
     ),
     "runtime": (("report",), ("compile",), ("storage",), ("execute",), ("cache",)),

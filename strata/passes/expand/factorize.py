@@ -1,0 +1,3 @@
+"""Factorisations and solves as loops over columns."""
+
+from __future__ import annotations
