@@ -122,8 +122,10 @@ class Body:
         self.constants = {
             b.name: lir.constants[b.key] for b in lir.buffers if b.role == "constant" and isinstance(b.key, int)
         }
+        self.checks: dict[str, Any] = {}
         for at, one in enumerate(made):
             if one is not None:
+                self.checks |= {inner_name(at, name): check for name, check in one.checks.items()}
                 self.constants |= {inner_name(at, name): array for name, array in one.constants.items()}
 
     def bytes_of(self, name: str, sizes: Mapping[str, int]) -> int:

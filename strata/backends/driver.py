@@ -23,6 +23,8 @@ class Launchable:
     """Whether it may write an output where it reads an input at the same places."""
     constants: Mapping[str, np.ndarray] = MappingProxyType({})
     """What it reads beside its inputs, by names of its own."""
+    checks: Mapping[str, Any] = MappingProxyType({})
+    """Of these, words that are not 0 behind a run that fails, each with a `RunCheck`."""
 
     def __init__(self, kernel: Kernel, between: Sequence[Buffer] = ()) -> None:
         self.kernel, self.between = kernel, between

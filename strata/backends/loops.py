@@ -41,6 +41,8 @@ class Control(Launchable):
             f"{i}:{name}": array for i, body in enumerate(bodies) for name, array in body.constants.items()
         }
 
+        self.checks = {f"{i}:{name}": check for i, body in enumerate(bodies) for name, check in body.checks.items()}
+
     def scratch(self, sizes: Sizes) -> Sequence[int]:
         layout = _StepMemory(None)
         self.place(layout, sizes)

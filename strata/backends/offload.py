@@ -17,6 +17,7 @@ import numpy as np
 
 from strata.backends.base import Arrays, Backend, Entry, Executable, Tell, memory_errors
 from strata.backends.bodies import Body
+from strata.backends.checks import CheckedValue, RunCheck
 from strata.backends.driver import DeviceDriver, Launchable
 from strata.backends.entry import entry_of
 from strata.backends.loops import KINDS
@@ -58,6 +59,8 @@ class OffloadBackend(Backend):
         return [kernels[s.name] if s.kernel is not None else self._made_step(s) for s in lir.schedule]
 
     def _made_step(self, step: Step) -> Launchable | None:
+        if step.name == "ensure" and self.capabilities.runs_bodies:
+            return CheckedValue(step.nodes[0], self.driver)
         if not step.bodies or step.name not in KINDS or not (self.driver.has_parts and self.driver.has_guards):
             return self.launchable(step)
         bodies = [Body(lir, self.made_steps(lir), self.driver) for lir in step.bodies]
@@ -86,9 +89,11 @@ class OffloadExecutable(Executable):
         super().__init__(lir, driver.lock)
         with driver.lock:
             self.made: list[Any] = backend.made_steps(lir)
+            self.checks: dict[str, RunCheck] = {}
             for at, made in enumerate(self.made):
                 if made is not None:
                     made.load()
+                    self.checks |= {inner_name(at, name): check for name, check in made.checks.items()}
                     self.values |= {inner_name(at, name): array for name, array in made.constants.items()}
         self._steps = [(at, s) for at, s in enumerate(lir.schedule) if s.phase != "prologue"]
         self._on_device: dict[str, DeviceArray] = {}  # of the values that stay, uploaded when a step first asks
@@ -190,7 +195,7 @@ class OffloadExecutable(Executable):
         with self.driver.lock, memory_errors():
             made = self._run(inputs, binding, over or {}, None)
             self.driver.submit()
-            if self.resident_entry is None and not binding:
+            if self.resident_entry is None and not binding and not self.checks:
                 self.resident_entry = entry_of(self, self._recipe(binding), self.lir.io.outputs)
             return [m if isinstance(m, DeviceArray) else self.home.upload(m, self.lir.name) for m in made]
 
@@ -218,6 +223,7 @@ class OffloadExecutable(Executable):
         targets = {self.lir.io.outputs[i]: array for i, array in over.items()}
         try:
             made = run.go(targets, tell)
+            self._check(recipe)
         except OutOfMemoryError as error:
             raise self._named(error, recipe) from error
         finally:
@@ -233,6 +239,18 @@ class OffloadExecutable(Executable):
             seen.add(name)
             results.append(result)
         return results
+
+    def _check(self, recipe: Recipe) -> None:
+        """Wait, and raise the first error that the device noted, in a program that has something to look at."""
+        failed = []
+        for name in (name for name in recipe.kept if name in self.checks):
+            word = np.zeros(2, np.uint64)
+            self.driver.read(self.kept_place(name), word)
+            if word[0]:
+                self.driver.write(self.kept_place(name), np.zeros(2, np.uint64))
+                failed.append(self.checks[name])
+        if failed:
+            raise failed[0].error()
 
     def _named(self, error: OutOfMemoryError, recipe: Recipe) -> OutOfMemoryError:
         """The error, with the plan's largest buffers."""
@@ -256,6 +274,7 @@ class OffloadExecutable(Executable):
         run = _Run(self, recipe, {}, [None] * len(self.lir.io.inputs))
         try:
             made = run.go({}, None)
+            self._check(recipe)
             for name in weights:
                 if name in made and isinstance(made[name], DeviceArray):
                     self._on_device[name] = made[name]

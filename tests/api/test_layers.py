@@ -67,7 +67,7 @@ ROOMS = {
     "runtime": (("report",), ("compile",), ("storage",), ("execute",), ("cache",)),
     "backends": (
         *(("resident",), ("base",), ("attention",), ("ordering",), ("recipe",), ("driver",), ("pool",), ("entry",)),
-        *(("bodies",), ("loops",), ("offload",), ("reference",)),
+        *(("bodies",), ("checks",), ("loops",), ("offload",), ("reference",)),
         *(("llvm", "stablehlo", "triton", "wgsl"), ("planned",), ("texts", "registry")),
     ),
     "backends/llvm": (

@@ -28,7 +28,9 @@ class TritonBackend(OffloadBackend):
     windows, whose rows are then whole lines of memory."""
 
     capabilities = Capabilities(
-        claims=frozenset({"conv_last", "conv_gathered", "expand", "loops"}), narrow_matmuls=frozenset({"f16", "bf16"}), runs_bodies=True
+        claims=frozenset({"conv_last", "conv_gathered", "expand", "loops"}),
+        narrow_matmuls=frozenset({"f16", "bf16"}),
+        runs_bodies=True,
     )
 
     def __init__(self, name: str, gpu: Gpu, driver: DeviceDriver, home: str | None = None) -> None:
@@ -41,7 +43,7 @@ class TritonBackend(OffloadBackend):
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         own = takes_attention(op, types) or takes_backward(op, types) or takes_dequant(op, types) or is_own(op)
-        own = own or self.takes_bodies(op)
+        own = own or op.name == "ensure" or self.takes_bodies(op)
         return own or (super().takes(op, types) and takes_pairs(op.name, [t.dtype for t in types]))
 
     def reads_views(self, node: Node) -> bool:

@@ -77,4 +77,3 @@ def _by_convolution(x: Value, sign: float) -> Value:
     zeros = broadcast_to(constant(0, x.dtype), (*x.shape[:-1], room - n))
     convolved = _transform(_transform(concat([x * chirp, zeros], -1), -1.0) * bins, 1.0)
     return narrow(convolved, -1, 0, n) * chirp
-

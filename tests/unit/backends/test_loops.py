@@ -11,6 +11,7 @@ import pytest
 from strata import ops
 from strata.backends import loops, register_backend
 from strata.core import bool_, f32, f64, i64, sym
+from strata.errors import RunError
 from strata.mir import Graph, constant, evaluate
 from strata.runtime import CompiledGraph, Session
 from strata.transforms import grad_with_loss
@@ -220,3 +221,63 @@ def test_a_body_with_a_step_on_the_host_stays_there(core: FakeCore) -> None:
     g = Graph("host")
     g.outputs(*ops.ScanOp(body, 2, 1, 0)(g.input("c", f64[3, 3]), g.input("xs", f64[2, 3, 3])))
     assert Session(DEVICE).compile(g).host_steps == ["scan"]
+
+
+def solving(n: int = 5) -> Graph:
+    g = Graph("solving")
+    a, b = g.input("a", f64[2, n, n]), g.input("b", f64[2, n, 3])
+    return g.outputs(ops.solve(a, b))
+
+
+def test_a_solve_and_its_gradient(core: FakeCore, rng: np.random.Generator) -> None:
+    given = {"a": rng.standard_normal((2, 5, 5)), "b": rng.standard_normal((2, 5, 3))}
+    agrees(solving(), given, runs=2)
+    g = Graph("loss")
+    a, b = g.param("a", f64[2, 5, 5]), g.input("b", f64[2, 5, 3])
+    g.outputs(ops.sum(ops.solve(a, b) ** 2))
+    agrees(grad_with_loss(g, ("a",)), given | {"d_output": np.float64(1)}, runs=1)
+
+
+def test_a_singular_matrix_is_the_error_of_other_devices(core: FakeCore, rng: np.random.Generator) -> None:
+    compiled = Session(DEVICE).compile(solving())
+    good = {"a": rng.standard_normal((2, 5, 5)), "b": rng.standard_normal((2, 5, 3))}
+    bad = {**good, "a": good["a"].copy()}
+    bad["a"][1, 3] = bad["a"][1, 2] = 0
+    for _ in range(2):
+        with pytest.raises(RunError, match="singular") as found:
+            compiled.run(bad)
+        assert found.value.code == "X200"
+        assert found.value.place is not None
+        np.testing.assert_allclose(compiled.run(good)[0], np.linalg.solve(good["a"], good["b"]))
+
+
+def test_an_error_inside_of_a_loop(core: FakeCore, rng: np.random.Generator) -> None:
+    """Of a turn that is not the last one; of a branch only where it is taken."""
+    root, other = Graph("root"), Graph("other")
+    root.outputs(ops.cholesky(root.input("a", f64[3, 3])))
+    other.outputs(other.input("a", f64[3, 3]))
+    body = Graph("body")
+    a, wanted = body.input("a", f64[3, 3]), body.input("wanted", bool_[()])
+    body.outputs(*ops.Cond(root, other)(wanted, a))
+    g = Graph("roots")
+    g.outputs(*ops.ScanOp(body, 4, 0, 0)(g.input("xs", f64[4, 3, 3]), g.input("flags", bool_[4])))
+    compiled = Session(DEVICE).compile(g)
+    assert not compiled.host_steps
+    x = rng.standard_normal((4, 3, 3))
+    x = x @ x.swapaxes(-1, -2) + np.eye(3)
+    x[1] = -x[1]
+    with pytest.raises(RunError, match="not positive definite") as found:
+        compiled.run({"xs": x, "flags": np.ones(4, bool)})
+    assert found.value.code == "X201"
+    (found_roots,) = compiled.run({"xs": x, "flags": np.array([1, 0, 1, 1], bool)})
+    want = [x[i] if i == 1 else np.linalg.cholesky(x[i]) for i in range(4)]
+    np.testing.assert_allclose(found_roots, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 31, 64, 97, 240, 521])
+def test_a_transform_of_any_length(core: FakeCore, rng: np.random.Generator, n: int) -> None:
+    g = Graph("bins")
+    x = g.input("x", f64[2, n])
+    bins = ops.rfft(x)
+    g.outputs(bins, ops.irfft(bins, n))
+    agrees(g, {"x": rng.standard_normal((2, n))}, runs=1)
