@@ -32,8 +32,12 @@ def _fft(op: Any, x: Value) -> Sequence[Value] | None:
 
 
 def _roots(power: np.ndarray, n: int, sign: float, dtype: DType) -> Value:
-    """e^(±2πi·power/n), with the power taken modulo n first, so that nothing is lost."""
-    return constant(np.exp(sign * 2j * np.pi * (power % n) / n).astype(dtype.np), dtype)
+    """e^(±2πi·power/n), exact at quarters of a turn; the power is taken modulo n first, so that nothing is lost."""
+    rest = power % n
+    found = np.exp(sign * 2j * np.pi * rest / n)
+    quarter, beyond = np.divmod(4 * rest, n)
+    found = np.where(beyond == 0, np.array([1, sign * 1j, -1, -sign * 1j])[quarter], found)
+    return constant(found.astype(dtype.np), dtype)
 
 
 def _transform(x: Value, sign: float) -> Value:
