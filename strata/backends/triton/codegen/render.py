@@ -232,7 +232,8 @@ def _loops(kernel: Kernel, name: str) -> TritonProgram:
     """A kernel whose outer loops are points of programs."""
     nest = make_nest(kernel)
     chain = parallel_chain(nest)
-    if chain and known(dim_prod([c.axis.extent for c in chain])) <= WHOLE_ROW and chain[0] is not nest.steps[0]:
+    is_row = bool(chain) and known(dim_prod([c.axis.extent for c in chain])) <= WHOLE_ROW
+    if is_row and any(isinstance(s, ReduceLoop) for s in nest.steps if s is not chain[0]):
         chain = []  # one row: what is reduced before its points stays where it is
     body: LoopBlock = chain[-1].body if chain else nest
     before = [s for s in nest.steps if s is not chain[0]] if chain else []
