@@ -192,6 +192,8 @@ def execute(core: FakeCore, program: TritonProgram, grid: tuple[int, ...], argum
         (elements,) = (substitute(d, sizes) for d in buffer.shape)
         size = elements * buffer.dtype.itemsize  # type: ignore[operator]
         arrays[buffer.name] = core.memory(address, size).view(buffer.dtype.np)
+    if program.is_guarded and not arrays[program.buffers[0].name][0]:
+        return
     names = {b.name for b in program.buffers}
     kernel = program.kernel
     inputs = [arrays[b.name].copy() if b.name in names else np.zeros(0, b.dtype.np) for b in kernel.inputs]

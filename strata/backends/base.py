@@ -200,7 +200,8 @@ class Capabilities:
     """What a backend can do, or cannot. The defaults are those of one that runs kernels, and no more."""
 
     claims: frozenset[str] = frozenset()
-    """Forms of convolutions that it has kernels for."""
+    """Forms of convolutions that it has kernels for; `expand`: ops without a kernel are to be built from others, with
+    `loops` from loops over graphs, too."""
     dtypes: frozenset[str] | None = None
     """Names of the element types that it holds; None: all."""
     narrow_matmuls: frozenset[str] = frozenset()

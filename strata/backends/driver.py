@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from strata.backends.recipe import Copy, Launch, number
+from strata.backends.recipe import Action, Copy, Launch, Operand, number
 from strata.backends.resident import DeviceArray
 from strata.core import Table, new_rlock
 from strata.kernel import Buffer, Kernel, show_kernel
@@ -20,9 +21,30 @@ class Launchable:
 
     writes_over: bool = False
     """Whether it may write an output where it reads an input at the same places."""
+    constants: Mapping[str, np.ndarray] = MappingProxyType({})
+    """What it reads beside its inputs, by names of its own."""
+    checks: Mapping[str, Any] = MappingProxyType({})
+    """Of these, words that are not 0 behind a run that fails, each with a `RunCheck`."""
 
     def __init__(self, kernel: Kernel, between: Sequence[Buffer] = ()) -> None:
         self.kernel, self.between = kernel, between
+
+    def load(self) -> None:
+        """Be ready to be launched: what cannot be compiled is told now."""
+
+    def at(self, sizes: Mapping[str, int]) -> Launchable:
+        """What is launched for sizes of the symbols."""
+        return self
+
+    def actions(
+        self, operands: tuple[Operand, ...], sizes: Mapping[str, int], kept: Mapping[str, Operand]
+    ) -> list[Action]:
+        """What is done on inputs, outputs and scratch; `kept` says where its constants are."""
+        return [Launch(self, operands, sizes)]
+
+    def guarded(self) -> Launchable:
+        """The same kernel with one more input before the others, a flag: where it is not set, nothing is done."""
+        raise NotImplementedError
 
     def scratch(self, sizes: Mapping[str, int]) -> Sequence[int]:
         """Bytes of the buffers beside those of the kernel, for sizes of the symbols."""
@@ -33,6 +55,17 @@ class Launchable:
         return dict(zip((b.name for b in (*self.kernel.buffers, *self.between)), buffers, strict=True))
 
 
+class OpenStep(Launchable):
+    """A step whose kernels are made when its sizes are known; those of the last few sizes are kept."""
+
+    def __init__(self, make: Callable[[Mapping[str, int]], Launchable]) -> None:
+        self._make = make
+        self._made: Table[Any, Launchable] = Table("open device steps")
+
+    def at(self, sizes: Mapping[str, int]) -> Launchable:
+        return self._made.get_or_make(tuple(sorted(sizes.items())), lambda: self._make(sizes))
+
+
 class DeviceDriver(ABC):
     """What is asked of a device. Launches, writes and copies take effect in the order of the calls."""
 
@@ -40,6 +73,8 @@ class DeviceDriver(ABC):
     """Whether a kernel may write the buffer that it reads, element by element."""
     has_parts: bool = False
     """Whether kernels take memory anywhere in a buffer: scratch memory is then one arena with planned offsets."""
+    has_guards: bool = False
+    """Whether kernels can be guarded by a flag in memory: branches and loops then run without values coming down."""
 
     def __init__(self) -> None:
         self.lock: AbstractContextManager[Any] = new_rlock()  # held by whoever uses the device: one run at a time

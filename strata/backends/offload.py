@@ -16,14 +16,30 @@ from typing import Any, Self
 import numpy as np
 
 from strata.backends.base import Arrays, Backend, Entry, Executable, Tell, memory_errors
+from strata.backends.bodies import Body
+from strata.backends.checks import CheckedValue, RunCheck
 from strata.backends.driver import DeviceDriver, Launchable
 from strata.backends.entry import entry_of
+from strata.backends.loops import KINDS
 from strata.backends.pool import OffloadHome
-from strata.backends.recipe import HostStep, Recipe, RecipeMaker, shared_memory
+from strata.backends.recipe import (
+    FLAG_BYTES,
+    HostStep,
+    Looped,
+    Recipe,
+    RecipeMaker,
+    RepeatedBlock,
+    Sequenced,
+    Turns,
+    append_actions,
+    inner_name,
+    shared_memory,
+)
 from strata.backends.resident import DeviceArray
 from strata.core import Table, here
 from strata.errors import DeviceError, MemoryLimitError, OutOfMemoryError, StrataError
 from strata.lir import Lir, Step, may_take_over
+from strata.mir import Constant, Leaf, Op
 
 
 class OffloadBackend(Backend):
@@ -36,6 +52,26 @@ class OffloadBackend(Backend):
     def launchable(self, step: Step) -> Launchable | None:
         """What runs a step of one op, over its inputs and outputs; None where that is the host."""
         return None
+
+    def made_steps(self, lir: Lir) -> list[Launchable | None]:
+        """What runs each step of a plan; None where that is the host."""
+        kernels = {name: self.driver.made(kernel) for name, kernel in lir.kernels.items()}
+        return [kernels[s.name] if s.kernel is not None else self._made_step(s) for s in lir.schedule]
+
+    def _made_step(self, step: Step) -> Launchable | None:
+        if step.name == "ensure" and self.capabilities.runs_bodies:
+            return CheckedValue(step.nodes[0], self.driver)
+        if not step.bodies or step.name not in KINDS or not (self.driver.has_parts and self.driver.has_guards):
+            return self.launchable(step)
+        bodies = [Body(lir, self.made_steps(lir), self.driver) for lir in step.bodies]
+        return KINDS[step.name](step.nodes[0], bodies) if all(body.is_whole for body in bodies) else None
+
+    def takes_bodies(self, op: Op) -> bool:
+        """Whether a loop or a branch runs on the device: all that is inside of it does."""
+        if op.name not in KINDS or not self.capabilities.runs_bodies:
+            return False
+        nodes = (node for nested in op.nested() for node in nested.graph.nodes())
+        return all(isinstance(n.op, (Leaf, Constant)) or self.takes(n.op, [x.type for x in n.inputs]) for n in nodes)
 
     def compile(self, lir: Lir) -> OffloadExecutable:
         return OffloadExecutable(lir, self)
@@ -52,10 +88,13 @@ class OffloadExecutable(Executable):
         self.driver, self.home = driver, backend.home
         super().__init__(lir, driver.lock)
         with driver.lock:
-            kernels = {name: driver.made(kernel) for name, kernel in lir.kernels.items()}
-            self.made: list[Any] = [
-                kernels[s.name] if s.kernel is not None else backend.launchable(s) for s in lir.schedule
-            ]
+            self.made: list[Any] = backend.made_steps(lir)
+            self.checks: dict[str, RunCheck] = {}
+            for at, made in enumerate(self.made):
+                if made is not None:
+                    made.load()
+                    self.checks |= {inner_name(at, name): check for name, check in made.checks.items()}
+                    self.values |= {inner_name(at, name): array for name, array in made.constants.items()}
         self._steps = [(at, s) for at, s in enumerate(lir.schedule) if s.phase != "prologue"]
         self._on_device: dict[str, DeviceArray] = {}  # of the values that stay, uploaded when a step first asks
         self._version: object = object()  # of the values that stay
@@ -156,7 +195,7 @@ class OffloadExecutable(Executable):
         with self.driver.lock, memory_errors():
             made = self._run(inputs, binding, over or {}, None)
             self.driver.submit()
-            if self.resident_entry is None and not binding:
+            if self.resident_entry is None and not binding and not self.checks:
                 self.resident_entry = entry_of(self, self._recipe(binding), self.lir.io.outputs)
             return [m if isinstance(m, DeviceArray) else self.home.upload(m, self.lir.name) for m in made]
 
@@ -169,7 +208,7 @@ class OffloadExecutable(Executable):
         recipe = RecipeMaker(
             self.lir, self._steps, self.made, binding, results=self.lir.io.outputs, homes=self._homes,
             arena=self.driver.has_parts, apart=apart,
-        ).make()  # fmt: skip
+        ).make_whole()  # fmt: skip
         self._check_limit(recipe)
         return recipe
 
@@ -184,6 +223,7 @@ class OffloadExecutable(Executable):
         targets = {self.lir.io.outputs[i]: array for i, array in over.items()}
         try:
             made = run.go(targets, tell)
+            self._check(recipe)
         except OutOfMemoryError as error:
             raise self._named(error, recipe) from error
         finally:
@@ -199,6 +239,18 @@ class OffloadExecutable(Executable):
             seen.add(name)
             results.append(result)
         return results
+
+    def _check(self, recipe: Recipe) -> None:
+        """Wait, and raise the first error that the device noted, in a program that has something to look at."""
+        failed = []
+        for name in (name for name in recipe.kept if name in self.checks):
+            word = np.zeros(2, np.uint64)
+            self.driver.read(self.kept_place(name), word)
+            if word[0]:
+                self.driver.write(self.kept_place(name), np.zeros(2, np.uint64))
+                failed.append(self.checks[name])
+        if failed:
+            raise failed[0].error()
 
     def _named(self, error: OutOfMemoryError, recipe: Recipe) -> OutOfMemoryError:
         """The error, with the plan's largest buffers."""
@@ -218,10 +270,11 @@ class OffloadExecutable(Executable):
         recipe = RecipeMaker(
             self.lir, self.prologue, self.made, {}, results=weights, homes=self._homes, arena=self.driver.has_parts,
             apart=False,
-        ).make()  # fmt: skip
+        ).make_whole()  # fmt: skip
         run = _Run(self, recipe, {}, [None] * len(self.lir.io.inputs))
         try:
             made = run.go({}, None)
+            self._check(recipe)
             for name in weights:
                 if name in made and isinstance(made[name], DeviceArray):
                     self._on_device[name] = made[name]
@@ -276,6 +329,7 @@ class _Run:
             self.made[name] = target
             places.append(target.place)
         places.extend(self._kept())
+        places.extend([None] * recipe.rows)
         for part in recipe.parts:
             begin = time.perf_counter_ns() if tell is not None else 0
             self._do(part)
@@ -310,12 +364,48 @@ class _Run:
         return made
 
     def _do(self, part: Any) -> None:
-        if isinstance(part, HostStep):
-            self._on_host(part)
-            return
-        if part.made is None:
-            part.made = self.driver.record(part.actions)
-        self.driver.play(part.made, self.places)
+        match part:
+            case HostStep():
+                self._on_host(part)
+            case Looped(loop=RepeatedBlock() as loop):
+                self._repeat(loop)
+            case Looped(loop=Turns() as loop):
+                self._turn(loop)
+            case Sequenced():
+                if part.made is None:
+                    part.made = self.driver.record(part.actions)
+                self.driver.play(part.made, self.places)
+
+    def _all(self, loop: RepeatedBlock | Turns, which: str) -> None:
+        """One of the lists of actions of a loop."""
+        parts = loop.made.get(which)
+        if parts is None:
+            parts = loop.made[which] = []
+            append_actions(parts, loop.lists()[which], 0)
+        for part in parts:
+            self._do(part)
+
+    def _repeat(self, loop: RepeatedBlock) -> None:
+        for number in range(loop.count):
+            for row in loop.rows:
+                base, offset = row.source
+                self.places[row.number] = self.driver.part(self.places[base], offset + number * row.stride)
+            self._all(loop, "block")
+
+    def _turn(self, loop: Turns) -> None:
+        self._all(loop, "start")
+        done = 0
+        while loop.limit is None or done < loop.limit:
+            left = loop.turns if loop.limit is None else min(loop.turns, loop.limit - done)
+            self._all(loop, "block" if left == loop.turns else "tail")
+            flags = np.empty((left + 1, FLAG_BYTES), np.uint8)
+            base, offset = loop.flags
+            self.driver.read(self.driver.part(self.places[base], offset), flags)
+            done += int(np.count_nonzero(flags[:left, 0]))
+            if not flags[left, 0]:
+                break
+            self._all(loop, "again")
+        self._all(loop, "odd" if done % 2 else "even")
 
     def _on_host(self, part: HostStep) -> None:
         step = part.step

@@ -6,8 +6,8 @@ made once; a run says where these are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strata.core import Dim, substitute
@@ -17,7 +17,7 @@ ARENA_ALIGNMENT = 256  # bytes: of what GPUs read at once
 KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 _STEPS = 8  # sizes of the pool between one power of two and the next
 
-Operand = tuple[int, int]  # which memory, and at how many bytes in it
+Operand = tuple[Any, int]  # which memory, by its number or as a `MovingRow`, and at how many bytes in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Launch:
     made: Any
     operands: tuple[Operand, ...]
     sizes: Mapping[str, int]
+    is_settled: bool = False  # it has a guard, which says whether it does anything, or it runs in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,52 @@ class Copy:
     source: Operand
     target: Operand
     size: int
+
+
+@dataclass(eq=False, slots=True)
+class MovingRow:
+    """Memory that moves on between the blocks of a `RepeatedBlock`."""
+
+    source: Operand
+    stride: int  # bytes from one block to the next
+    number: int = -1  # of the memory, once all of a recipe is known
+
+
+@dataclass(slots=True)
+class RepeatedBlock:
+    """A block of turns of a long loop, again and again: the host hands it over, and waits for nothing."""
+
+    block: list[Action]
+    count: int
+    rows: list[MovingRow]
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def lists(self) -> dict[str, list[Action]]:
+        return {"block": self.block}
+
+
+@dataclass(slots=True)
+class Turns:
+    """A loop whose end the device finds. A turn has a flag that guards its launches, and the turn sets the next one:
+    the host hands over blocks of turns, reads the flags behind each, and so learns how many turns there were."""
+
+    start: list[Action]
+    block: list[Action]
+    again: list[Action]  # between two blocks
+    tail: list[Action]  # what the limit leaves behind whole blocks
+    even: list[Action]  # at the end, by the number of turns
+    odd: list[Action]
+    turns: int  # of a block
+    limit: int | None
+    flags: Operand
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def lists(self) -> dict[str, list[Action]]:
+        return {name: getattr(self, name) for name in ("start", "block", "again", "tail", "even", "odd")}
+
+
+Action = Launch | Copy | RepeatedBlock | Turns
+FLAG_BYTES = 16  # from one flag to the next: kernels are told that addresses are multiples of it
 
 
 @dataclass(slots=True)
@@ -48,12 +95,23 @@ class Sequenced:
 
 
 @dataclass(frozen=True, slots=True)
+class Looped:
+    """A loop that the host drives."""
+
+    at: int
+    loop: RepeatedBlock | Turns
+
+
+@dataclass(frozen=True, slots=True)
 class HostStep:
     """A step by its NumPy meaning, and where the device wants what it makes."""
 
     at: int
     step: Step
     uploads: tuple[tuple[str, Operand], ...]
+
+
+Part = Sequenced | Looped | HostStep
 
 
 @dataclass(slots=True)
@@ -67,7 +125,8 @@ class Recipe:
     result_types: tuple[Any, ...]
     kept: tuple[str, ...]
     places: Mapping[str, Operand]
-    parts: tuple[Sequenced | HostStep, ...]
+    parts: tuple[Part, ...]
+    rows: int = 0  # numbers behind all others, for memory that moves
     kept_places: Any = None  # of the last run, with the version of the values that they are of
 
     def input_base(self) -> int:
@@ -97,7 +156,8 @@ class RecipeMaker:
         apart: bool,
     ) -> None:
         """`results` are buffers to make for the caller; `apart` keeps each step by itself."""
-        self.lir, self.steps, self.made, self.binding = lir, steps, made, dict(binding)
+        self.lir, self.steps, self.binding = lir, steps, dict(binding)
+        self.made = {at: None if made[at] is None else made[at].at(self.binding) for at, _ in steps}
         self.homes, self.arena, self.apart = homes, arena, apart
         self.inputs = tuple(buffer for _, buffer in lir.io.inputs)
         on_device = {n for at, s in steps if made[at] is not None for n in (*s.read_buffers, *s.outputs)}
@@ -105,6 +165,7 @@ class RecipeMaker:
         outer = {*self.inputs, *self.results}
         self.kept = tuple(dict.fromkeys(b.name for b in lir.buffers if b.name in on_device - outer and b.role in KEPT))
         self.scratch = on_device - outer - set(self.kept)
+        self.kept += tuple(inner_name(at, n) for at, m in self.made.items() if m is not None for n in m.constants)
         self.on_device = on_device
 
     def _is_made(self, name: str) -> bool:
@@ -124,6 +185,14 @@ class RecipeMaker:
         parts = tuple(self._parts(places))
         return Recipe(tuple(rooms), self.inputs, needed, self.results, types, self.kept, places, parts)
 
+    def make_whole(self) -> Recipe:
+        """A recipe that is run as it is, and not as a part of another one."""
+        recipe = self.make()
+        base = recipe.result_base() + len(recipe.results) + len(recipe.kept)
+        parts, recipe.rows = number_rows(recipe.parts, base)
+        recipe.parts = tuple(parts)
+        return recipe
+
     def _bytes(self, name: str) -> int:
         return number(self.lir.buffer(name).type.nbytes, self.binding)
 
@@ -140,9 +209,9 @@ class RecipeMaker:
                     first.setdefault(home, at)
                     last[home] = at
         lives = [ArenaBlock(n, max(sizes[n], 1), first[n], last[n]) for n in sizes]
-        for at, _ in self.steps:
-            if self.made[at] is not None:
-                beside = self.made[at].scratch(self.binding)
+        for at, made in self.made.items():
+            if made is not None:
+                beside = made.scratch(self.binding)
                 lives += [ArenaBlock(_beside(at, i), max(size, 1), at, at) for i, size in enumerate(beside)]
         return lives
 
@@ -161,25 +230,119 @@ class RecipeMaker:
                 found[name] = found[home]
         return rooms, found
 
-    def _parts(self, places: Mapping[str, Operand]) -> list[Sequenced | HostStep]:
-        parts: list[Sequenced | HostStep] = []
+    def _parts(self, places: Mapping[str, Operand]) -> list[Part]:
+        parts: list[Part] = []
         for at, step in self.steps:
-            made = self.made[at]
-            if made is None:
+            if self.made[at] is None:
                 wanted = tuple((n, places[n]) for n in step.outputs if n in self.on_device)
                 parts.append(HostStep(at, step, wanted))
-                continue
-            if self.apart or not parts or isinstance(parts[-1], HostStep):
-                parts.append(Sequenced(at, []))
-            actions = parts[-1].actions  # type: ignore[union-attr]
-            starts = dict(step.updates)
-            for name in step.outputs:
-                if name in starts and places[starts[name]] != places[name]:
-                    actions.append(Copy(places[starts[name]], places[name], self._bytes(name)))
-            beside = [places[_beside(at, i)] for i in range(len(made.scratch(self.binding)))]
-            operands = [places[n] for n in (*step.inputs, *step.outputs)]
-            actions.append(Launch(made, (*operands, *beside), self.binding))
+            else:
+                append_actions(parts, self._actions(at, step, places), at, apart=self.apart)
         return parts
+
+    def _actions(self, at: int, step: Step, places: Mapping[str, Operand]) -> list[Action]:
+        made = self.made[at]
+        starts = dict(step.updates)
+        actions: list[Action] = [
+            Copy(places[starts[name]], places[name], self._bytes(name))
+            for name in step.outputs
+            if name in starts and places[starts[name]] != places[name]
+        ]
+        beside = [places[_beside(at, i)] for i in range(len(made.scratch(self.binding)))]
+        operands = [places[n] for n in (*step.inputs, *step.outputs)]
+        kept = {name: places[inner_name(at, name)] for name in made.constants}
+        return actions + made.actions((*operands, *beside), self.binding, kept)
+
+
+def inner_name(at: int, name: str) -> str:
+    """The name of a constant inside of a step."""
+    return f"{at}.{name}"
+
+
+def append_actions(parts: list[Any], actions: Iterable[Action], at: int, *, apart: bool = False) -> None:
+    """Put actions behind parts; those that follow each other on the device are one, a step by itself with `apart`."""
+    for action in actions:
+        if isinstance(action, (RepeatedBlock, Turns)):
+            parts.append(Looped(at, action))
+            continue
+        last = parts[-1] if parts else None
+        if not isinstance(last, Sequenced) or (apart and last.at != at):
+            last = Sequenced(at, [])
+            parts.append(last)
+        last.actions.append(action)
+
+
+def moved(action: Action, table: Mapping[Any, Operand]) -> Action:
+    """An action on other memory: `table` says where what has a number lies."""
+
+    def place(operand: Operand) -> Operand:
+        found = table.get(operand[0])
+        return operand if found is None else (found[0], found[1] + operand[1])
+
+    match action:
+        case Launch():
+            return replace(action, operands=tuple(map(place, action.operands)))
+        case Copy():
+            return Copy(place(action.source), place(action.target), action.size)
+        case RepeatedBlock():
+            rows = {row: MovingRow(place(row.source), row.stride) for row in action.rows}
+            inner = {**table, **{old: (new, 0) for old, new in rows.items()}}
+            return RepeatedBlock([moved(a, inner) for a in action.block], action.count, list(rows.values()))
+        case Turns():
+            lists = {name: [moved(a, table) for a in some] for name, some in action.lists().items()}
+            return replace(action, flags=place(action.flags), made={}, **lists)
+
+
+def guarded(action: Action, guard: Operand) -> Action:
+    """An action that does nothing unless a flag is set."""
+    match action:
+        case Launch():
+            if action.is_settled:
+                return action
+            return Launch(action.made.guarded(), (guard, *action.operands), action.sizes, is_settled=True)
+        case Copy():
+            raise AssertionError("copies inside of loops and branches are launches")
+        case RepeatedBlock():
+            return replace(action, block=[guarded(a, guard) for a in action.block], made={})
+        case Turns():
+            lists = {name: [guarded(a, guard) for a in some] for name, some in action.lists().items()}
+            return replace(action, made={}, **lists)
+
+
+def number_rows(parts: Sequence[Part], first: int) -> tuple[list[Part], int]:
+    """Parts in which memory that moves has numbers, from one on, and how many there are."""
+    found: dict[Any, Operand] = {}
+
+    def collect(actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, RepeatedBlock):
+                for row in action.rows:
+                    found[row] = (first + len(found), 0)
+            if isinstance(action, (RepeatedBlock, Turns)):
+                for some in action.lists().values():
+                    collect(some)
+
+    collect(part.loop for part in parts if isinstance(part, Looped))
+    if not found:
+        return list(parts), 0
+    return [Looped(p.at, _numbered(p.loop, found)) if isinstance(p, Looped) else p for p in parts], len(found)
+
+
+def _numbered(action: Action, found: Mapping[Any, Operand]) -> Any:
+    """The same with numbers for rows."""
+
+    def place(operand: Operand) -> Operand:
+        return (found[operand[0]][0], operand[1]) if operand[0] in found else operand
+
+    match action:
+        case RepeatedBlock():
+            rows = [MovingRow(place(row.source), row.stride, found[row][0]) for row in action.rows]
+            return RepeatedBlock([_numbered(a, found) for a in action.block], action.count, rows)
+        case Turns():
+            lists = {name: [_numbered(a, found) for a in some] for name, some in action.lists().items()}
+            return replace(action, flags=place(action.flags), **lists)
+        case _:
+            return moved(action, found)
 
 
 def _beside(at: int, i: int) -> str:

@@ -65,6 +65,8 @@ TABLES = {
     "xla programs": TableKind("program, xla", "loaded modules", "symbolic sizes", 32),
     "device kernels": TableKind("device, cuda and wgpu", "kernels", "text", 4096, "fifo"),
     "device recipes": TableKind("program, cuda and wgpu", "launches and their memory", "symbolic sizes", 64),
+    "open device steps": TableKind("step, cuda", "kernels of an op", "sizes that decide them", 32),
+    "body layouts": TableKind("body, cuda", "launches of loops and branches", "symbolic sizes", 16),
     "uniforms": TableKind("kernel, wgpu", "buffers of sizes", "sizes", 64, "fifo"),
     "op traits": TableKind("process", "what fusion asks of an op", "op, types of inputs", 4096, "fifo"),
     # serving

@@ -167,12 +167,13 @@ def _needs(node: Expr, scope: frozenset[Axis]) -> tuple[Expr, ...]:
 def _outermost_loops(roots: Iterable[Expr]) -> tuple[Expr, ...]:
     """Reductions and scans below the roots that are not inside another one's body."""
     found: dict[Expr, None] = {}
-    stack = list(roots)
+    stack, seen = list(roots), set[Expr]()
     while stack:
         node = stack.pop()
         if isinstance(node, (Reduce, Scan)):
             found[node] = None
-        else:
+        elif node not in seen:  # what is used twice is one node, and chains of them have many ways through
+            seen.add(node)
             stack += node.inputs
     return tuple(found)
 

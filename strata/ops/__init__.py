@@ -23,6 +23,7 @@ from strata.ops.control.custom import (
     require_no_traced_captures,
 )
 from strata.ops.control.custom_kernel import CustomKernel, kernel_text
+from strata.ops.control.ensure import Ensure
 from strata.ops.control.looping import While, scan, scan_backward, scan_carry, while_loop
 from strata.ops.control.pruning import prune
 from strata.ops.control.remat import Barrier, CheckpointOp, Fence, checkpoint
@@ -55,6 +56,7 @@ FAMILIES = (
     "control.branching",
     "control.custom",
     "control.custom_kernel",
+    "control.ensure",
     "control.looping",
     "control.remat",
     "control.scanning",

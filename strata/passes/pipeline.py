@@ -12,6 +12,7 @@ from strata.passes.canonicalize.drop_unused import DropUnused
 from strata.passes.canonicalize.fold import Fold
 from strata.passes.canonicalize.inline_scan import InlineScan
 from strata.passes.canonicalize.simplify import Simplify
+from strata.passes.expand.expand import Expand
 from strata.passes.fuse.find_attention import FindAttention
 from strata.passes.fuse.share_matmul import ShareMatMul
 from strata.passes.layout.layout import ChannelsLast
@@ -54,7 +55,11 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
         passes.append(Precision(chosen.precision))
     if ctx is not None and ctx.claimed("conv_last"):
         passes.append(ChannelsLast())
-    passes += [SeparatePools(), Decompose(), CheckIndices(every=chosen.check_indices), Simplify()]
+    passes += [SeparatePools(), Decompose()]
+    claims = ctx.claims if ctx is not None and ctx.claims is not None else frozenset()
+    if "expand" in claims:
+        passes += [Expand(loops="loops" in claims), Decompose()]
+    passes += [CheckIndices(every=chosen.check_indices), Simplify()]
     if chosen.fusion:
         passes.append(ShareMatMul())
     passes += [Fold(), SplitBarriers()]

@@ -61,13 +61,13 @@ ROOMS = {
         *(("control",), ("nn",), ("signal",), ("render",)),
     ),
     "passes": (
-        ("base",), ("match",), ("canonicalize",), ("quant",), ("layout",), ("fuse",), ("memory",),
+        ("base",), ("match",), ("canonicalize",), ("expand",), ("quant",), ("layout",), ("fuse",), ("memory",),
         ("pipeline",),
     ),
     "runtime": (("report",), ("compile",), ("storage",), ("execute",), ("cache",)),
     "backends": (
-        *(("resident",), ("base",), ("attention",), ("recipe",), ("driver",), ("pool",), ("entry",)),
-        *(("offload",), ("reference",)),
+        *(("resident",), ("base",), ("attention",), ("ordering",), ("recipe",), ("driver",), ("pool",), ("entry",)),
+        *(("bodies",), ("checks",), ("loops",), ("offload",), ("reference",)),
         *(("llvm", "stablehlo", "triton", "wgsl"), ("planned",), ("texts", "registry")),
     ),
     "backends/llvm": (

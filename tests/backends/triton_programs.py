@@ -211,6 +211,31 @@ def ids_far_and_near() -> None:
         agree(g, {"table": normal(50, 24), "ids": RNG.integers(0, 50, count)})
 
 
+def sorts_and_running_extremes() -> None:
+    """Rows of one run and of several, of sizes that are known, and that are not."""
+    x = np.round(normal(3, 70), 1)  # many are equal
+    x[0, ::9], x[0, 1::20] = np.nan, np.inf
+    for shape in ((3, 70), (sym("R", 1), sym("N", 5))):
+        g = Graph("sorted")
+        value = g.input("x", f32[shape])
+        best, worst = ops.topk(value, 4), ops.topk(value, 3, largest=False)
+        extremes = (*ops.cummax(value, 1), *ops.cummin(value, 1))
+        g.outputs(ops.sort(value), ops.argsort(value, descending=True), *best, *worst, *extremes)
+        exactly(g, {"x": x})
+    long = np.round(normal(1, 2051), 1)
+    g = Graph("merged")
+    g.outputs(*ops.topk(g.input("x", f32[1, sym("N", 5)]), 9))
+    exactly(g, {"x": long})
+
+
+def exactly(g: Graph, given: dict[str, np.ndarray]) -> None:
+    """Nothing runs on the host, and the results have no rounding."""
+    compiled = Session(DEVICE).compile(g)
+    assert not compiled.host_steps
+    for got, want in zip(compiled.run(given), evaluate(g, given), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def transposes_and_windows() -> None:
     """Tiles that are read across, with tails; f16 windows with borders."""
     x, w = normal(3, 45, 70), normal(9, 5, 3, 3)
@@ -242,6 +267,7 @@ PROGRAMS: tuple[Callable[[], None], ...] = (
     long_reductions_and_scans,
     exponentials_of_long_rows,
     ids_far_and_near,
+    sorts_and_running_extremes,
     transposes_and_windows,
     random_graphs,
 )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from strata.backends.base import Capabilities
-from strata.backends.driver import DeviceDriver, Launchable
+from strata.backends.driver import DeviceDriver, Launchable, OpenStep
 from strata.backends.offload import OffloadBackend, OffloadExecutable
+from strata.backends.ordering import is_own, own_phases
 from strata.backends.triton.codegen.attention import render_attention, takes_attention
 from strata.backends.triton.codegen.attention_backward import render_backward, takes_backward
 from strata.backends.triton.codegen.dequant import render_dequant, takes_dequant
 from strata.backends.triton.codegen.pairs import takes_pairs
-from strata.backends.triton.codegen.render import Rendered, render
+from strata.backends.triton.codegen.render import Rendered, render, render_phases
 from strata.backends.triton.launch.cuda import CudaDriver, count
 from strata.backends.triton.launch.workers import compile_ahead
 from strata.backends.triton.target import Gpu
@@ -27,7 +28,9 @@ class TritonBackend(OffloadBackend):
     windows, whose rows are then whole lines of memory."""
 
     capabilities = Capabilities(
-        claims=frozenset({"conv_last", "conv_gathered"}), narrow_matmuls=frozenset({"f16", "bf16"})
+        claims=frozenset({"conv_last", "conv_gathered", "expand", "loops"}),
+        narrow_matmuls=frozenset({"f16", "bf16"}),
+        runs_bodies=True,
     )
 
     def __init__(self, name: str, gpu: Gpu, driver: DeviceDriver, home: str | None = None) -> None:
@@ -39,8 +42,9 @@ class TritonBackend(OffloadBackend):
         return self.gpu.target
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
-        own = takes_attention(op, types) or takes_backward(op, types) or takes_dequant(op, types)
-        return own or super().takes(op, types)
+        own = takes_attention(op, types) or takes_backward(op, types) or takes_dequant(op, types) or is_own(op)
+        own = own or op.name == "ensure" or self.takes_bodies(op)
+        return own or (super().takes(op, types) and takes_pairs(op.name, [t.dtype for t in types]))
 
     def reads_views(self, node: Node) -> bool:
         """Attention reads strided rows; convolutions want weights whose outputs lie side by side."""
@@ -50,7 +54,13 @@ class TritonBackend(OffloadBackend):
     def launchable(self, step: Step) -> Launchable | None:
         """What runs a step of one op; attention is kernels of its own."""
         rendered = rendered_step(step, self.gpu)
-        return None if rendered is None else self.driver.make_rendered(rendered)  # type: ignore[attr-defined]
+        if rendered is None and is_own(step.nodes[0].op):
+            return OpenStep(lambda sizes: self._rendered(_own(step, self.gpu, sizes)))
+        return None if rendered is None else self._rendered(rendered)
+
+    def _rendered(self, rendered: Rendered | None) -> Launchable:
+        made: Launchable = self.driver.make_rendered(rendered)  # type: ignore[attr-defined]
+        return made
 
     def runs_whole(self, node: Node) -> bool:
         return not takes_pairs(node.op.name, [x.type.dtype for x in node.inputs])
@@ -72,7 +82,28 @@ def rendered_step(step: Step, gpu: Gpu) -> Rendered | None:
         return render_backward(node, step.views)
     if step.views is not None and takes_attention(node.op, types):
         return render_attention(node, step.views, gpu)
-    return render_dequant(node, gpu) if takes_dequant(node.op, types) else None
+    if takes_dequant(node.op, types):
+        return render_dequant(node, gpu)
+    return _own(step, gpu, {})
+
+
+def _own(step: Step, gpu: Gpu, sizes: Mapping[str, int]) -> Rendered | None:
+    """The kernels of a sort or a running extreme; None where that takes sizes that are not known."""
+    (node,) = step.nodes
+    phases = own_phases(node.op.bind(sizes), tuple(x.type.bind(sizes) for x in node.inputs))
+    return None if phases is None else render_phases(step.name, phases, gpu)
+
+
+def _all_rendered(lir: Lir, gpu: Gpu, *, behind: bool = False) -> Iterator[Rendered]:
+    """All that a plan runs, bodies included; what is behind a flag is."""
+    for kernel in lir.kernels.values():
+        yield render(kernel, gpu).guarded() if behind else render(kernel, gpu)
+    for step in lir.schedule:
+        rendered = rendered_step(step, gpu) if step.kernel is None else None
+        if rendered is not None:
+            yield rendered.guarded() if behind else rendered
+        for body in step.bodies:
+            yield from _all_rendered(body, gpu, behind=behind or step.name != "scan")
 
 
 class CudaBackend(TritonBackend):
@@ -87,9 +118,7 @@ class CudaBackend(TritonBackend):
 
     def compile(self, lir: Lir) -> OffloadExecutable:
         """Kernels are compiled on all cores before they are loaded one by one; what fails is told then."""
-        rendered = [render(kernel, self.gpu) for kernel in lir.kernels.values()]
-        rendered += [r for s in lir.schedule if s.kernel is None and (r := rendered_step(s, self.gpu)) is not None]
-        compile_ahead([p for r in rendered for p in r.all_programs], self.gpu)
+        compile_ahead([p for r in _all_rendered(lir, self.gpu) for p in r.all_programs], self.gpu)
         return super().compile(lir)
 
     def tune(self, lir: Lir, progress: Callable[[int, int], None] | None = None) -> Lir:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from strata.backends.base import Capabilities, ProcessorShare
 from strata.backends.offload import OffloadBackend
+from strata.backends.ordering import is_plain
 from strata.backends.wgsl.adapter import CompiledShader, WgpuDriver, open_device
 from strata.backends.wgsl.legal import can_lower
-from strata.backends.wgsl.overrides import is_plain, own_phases
+from strata.backends.wgsl.overrides import own_phases
 from strata.backends.wgsl.phases import phases_of, phases_of_all
 from strata.backends.wgsl.render import render
 from strata.core import Target, TensorType

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.backends.driver import DeviceDriver
+from strata.backends.driver import DeviceDriver, Launchable
 from strata.backends.offload import OffloadBackend
 from strata.backends.pool import BufferPool
 from strata.backends.recipe import room_for
@@ -34,7 +34,7 @@ from strata.ops import (
 from strata.passes import FusionLimits
 
 
-class Made:
+class Made(Launchable):
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
 

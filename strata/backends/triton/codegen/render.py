@@ -21,7 +21,7 @@ from strata.backends.triton.schedules.schedule import (
     known,
 )
 from strata.backends.triton.target import Gpu
-from strata.core import Dim, dim_prod, f32
+from strata.core import Dim, bool_, dim_prod, f32
 from strata.kernel import (
     Axis,
     Buffer,
@@ -31,6 +31,7 @@ from strata.kernel import (
     Load,
     LoopBlock,
     MapLoop,
+    Phases,
     Reduce,
     ReduceLoop,
     SplitLimits,
@@ -50,6 +51,7 @@ from strata.kernel import (
 LIMITS = SplitLimits(
     terms=1 << 14, lines=64, parts=256, column_parts=64, part_bytes=16 << 10, short_part_bytes=4 << 10
 )  # fmt: skip
+_GUARD = Buffer("flag", bool_, (1,))
 _HEAD = "import triton\nimport triton.language as tl\n\n\n"
 # Triton's interpreter makes a Python number of a tensor of one element, which NumPy 2.5 refuses
 _INTERPRETED_HEAD = """import builtins
@@ -74,6 +76,14 @@ class TritonProgram:
     sizes: tuple[Dim, ...]
     grid: tuple[Dim, ...]
     schedule: GpuSchedule
+    is_guarded: bool = False  # its first argument is a flag; where that is not set, it does nothing
+
+    def guarded(self) -> TritonProgram:
+        """The program behind a flag."""
+        kernel = replace(self.kernel, inputs=(_GUARD, *self.kernel.inputs))
+        flag = argument_names(kernel.buffers)[_GUARD.name]
+        body = f"    if tl.load({flag}) == 0:\n        return\n{self.body}"
+        return replace(self, kernel=kernel, body=body, buffers=(_GUARD, *self.buffers), is_guarded=True)
 
     @property
     def signature(self) -> dict[str, str]:
@@ -119,6 +129,12 @@ class Rendered:
     def programs_for(self, rows: int) -> tuple[TritonProgram, ...]:
         """Those that run for so many rows."""
         return next((programs for most, programs in self.by_rows if rows <= most), self.programs)
+
+    def guarded(self) -> Rendered:
+        """The same programs behind a flag, which comes before the other inputs."""
+        few = tuple((most, tuple(p.guarded() for p in programs)) for most, programs in self.by_rows)
+        kernel = replace(self.kernel, inputs=(_GUARD, *self.kernel.inputs))
+        return replace(self, kernel=kernel, programs=tuple(p.guarded() for p in self.programs), by_rows=few)
 
     def __str__(self) -> str:
         """For people and golden tests: functions, with their schedules and grids."""
@@ -172,6 +188,22 @@ def render(kernel: Kernel, gpu: Gpu = HOPPER) -> Rendered:
     return Rendered(kernel, tuple(programs), phases.scratch)
 
 
+def render_phases(name: str, phases: Phases, gpu: Gpu = HOPPER) -> Rendered:
+    """The programs of kernels that run one after the other, and a kernel with the buffers that go in and come out."""
+    inside = {b.name for b in phases.scratch}
+    programs: list[TritonProgram] = []
+    read: dict[str, Buffer] = {}
+    written: dict[str, Buffer] = {}
+    for number, kernel in enumerate(phases.kernels):
+        rendered = render(kernel.renamed(f"{name}_{number}"), gpu)
+        assert not rendered.scratch, "kernels of phases are not split further"
+        programs += rendered.programs
+        written |= {b.name: b for b in kernel.outputs if b.name not in inside}
+        read |= {b.name: b for b in kernel.inputs if b.name not in inside and b.name not in written}
+    whole = Kernel(name, tuple(read.values()), tuple(written.values()), ())
+    return Rendered(whole, tuple(programs), phases.scratch)
+
+
 def _with_wide_sums(kernel: Kernel) -> Kernel:
     """Floats of less than 32 bits are added up in f32 and rounded at the end, so that the sums can be split."""
     done: dict[Expr, Expr] = {}
@@ -200,7 +232,8 @@ def _loops(kernel: Kernel, name: str) -> TritonProgram:
     """A kernel whose outer loops are points of programs."""
     nest = make_nest(kernel)
     chain = parallel_chain(nest)
-    if chain and known(dim_prod([c.axis.extent for c in chain])) <= WHOLE_ROW and chain[0] is not nest.steps[0]:
+    is_row = bool(chain) and known(dim_prod([c.axis.extent for c in chain])) <= WHOLE_ROW
+    if is_row and any(isinstance(s, ReduceLoop) for s in nest.steps if s is not chain[0]):
         chain = []  # one row: what is reduced before its points stays where it is
     body: LoopBlock = chain[-1].body if chain else nest
     before = [s for s in nest.steps if s is not chain[0]] if chain else []

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -53,6 +54,7 @@ class CudaDriver(DeviceDriver):
     """One GPU as plans use it. Places are addresses."""
 
     has_parts = True
+    has_guards = True
 
     def __init__(
         self, number: int = 0, *, core: Any = None, calls: Any = None, compiler: Compiler = compile_program
@@ -369,8 +371,21 @@ class _Loaded(LaunchableKernel):
 
     def __init__(self, rendered: Rendered, driver: CudaDriver) -> None:
         super().__init__(rendered)
-        self.entries = {p.name: driver.load(p) for p in self.rendered.all_programs}
-        self._descriptors = [p for p in self.rendered.all_programs if self.entries[p.name].binary.scratch_bytes]
+        self.driver = driver
+
+    def load(self) -> None:
+        assert self.entries
+
+    def again(self, rendered: Rendered) -> _Loaded:
+        return _Loaded(rendered, self.driver)
+
+    @cached_property
+    def entries(self) -> dict[str, _Entry]:
+        return {p.name: self.driver.load(p) for p in self.rendered.all_programs}
+
+    @cached_property
+    def _descriptors(self) -> list[TritonProgram]:
+        return [p for p in self.rendered.all_programs if self.entries[p.name].binary.scratch_bytes]
 
     def scratch(self, sizes: Mapping[str, int]) -> Sequence[int]:
         """Beside its own buffers, memory for descriptors of the copy engine: its programs run one after the other."""

@@ -17,6 +17,16 @@ class LaunchableKernel(Launchable):
         self.rendered = rendered
         super().__init__(self.rendered.kernel, self.rendered.scratch)
         self.writes_over = len(self.rendered.programs) == 1  # an element is read by the program that writes it
+        self._guarded: LaunchableKernel | None = None
+
+    def guarded(self) -> LaunchableKernel:
+        if self._guarded is None:
+            self._guarded = self.again(self.rendered.guarded())
+        return self._guarded
+
+    def again(self, rendered: Rendered) -> LaunchableKernel:
+        """Other programs, made in the same way."""
+        return LaunchableKernel(rendered)
 
     def launches(
         self, buffers: Sequence[Any], sizes: Mapping[str, int]

@@ -146,11 +146,11 @@ def test_shared_memory_beyond_the_usual_is_asked_for(core: FakeCore, monkeypatch
     monkeypatch.setattr(cuda.importlib, "import_module", lambda name: {"cuda.bindings.driver": bindings}[name])
     kernel = parse_kernel(COPY.replace("@copy", "@big"))
     driver = driver_of(core)
-    driver.make(kernel)
+    driver.make(kernel).load()
     assert [(a[0], a[1], a[3]) for a in asked] == [(8, 64 << 10, 0)]
     driver._made.clear()
     with pytest.raises(RunError, match="65536 bytes of shared memory"):
-        driver.make(kernel)
+        driver.make(kernel).load()
 
 
 @pytest.mark.parametrize(("gpus", "number", "reason"), [(0, 0, "there is no GPU"), (2, 2, "there are 2 GPUs")])

@@ -1,0 +1,1 @@
+"""Ops without a kernel as ops that have one: transforms, recurrences, factorisations."""

@@ -1,0 +1,45 @@
+"""Expand ops that the backend has no kernel for into ops that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from strata.mir import Graph, Value, toposort
+from strata.passes.base import Pass, PassContext, register, rewrite
+from strata.passes.expand import factorize, fourier, recurrences  # noqa: F401 - they fill the table
+from strata.passes.expand.rules import EXPANSIONS, LOOPS
+
+ROUNDS = 8  # expansions use ops that have expansions
+
+
+@register
+@dataclass(frozen=True)
+class Expand(Pass):
+    """Build transforms, recurrences and factorisations from other ops, for devices that would leave them to the host.
+
+    Ops that come out as loops over graphs are left alone where loops run on the host themselves.
+    """
+
+    loops: bool = True
+
+    name: ClassVar[str] = "expand"
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        def change(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+            op = value.node.op
+            build = EXPANSIONS.get(op.name)
+            if build is None or (op.name in LOOPS and not self.loops) or ctx.takes(op, [x.type for x in inputs]):
+                return None
+            made = build(op, *inputs)
+            return None if made is None else list(made)
+
+        for _ in range(ROUNDS):
+            if not any(node.op.name in EXPANSIONS for node in toposort(graph.results)):
+                break
+            made = rewrite(graph, change, self.name)
+            if made is graph:
+                break
+            graph = made
+        return graph
