@@ -10,9 +10,10 @@ from strata.errors import FileError
 
 MOST_LAYERS = 1 << 14
 MOST = (1 << 31) - 1  # of a size: ids and positions are counted in 32 bits
+MOST_PLACES = 1 << 20  # of a table that is made for them
 
 
-def whole(found: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 1) -> int:
+def whole(found: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
     """A whole number; `default` where the key is missing or null."""
     value = found.get(key)
     if value is None:
@@ -21,9 +22,9 @@ def whole(found: Mapping[str, Any], key: str, default: int | None = None, *, lea
         return default
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if type(value) is not int or not least <= value <= MOST:
+    if type(value) is not int or not least <= value <= most:
         raise FileError(
-            f"the configuration has {key} = {_shown(value)}, a whole number from {least} to {MOST} is needed",
+            f"the configuration has {key} = {_shown(value)}, a whole number from {least} to {most} is needed",
             code="F140",
         )
     return value

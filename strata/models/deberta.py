@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from strata.core import f32, i64
+from strata.errors import FileError
 from strata.mir import Value
 from strata.models.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
-from strata.models.config_values import names, real, text, whole
+from strata.models.config_values import MOST_PLACES, names, real, text, whole
 from strata.models.modernbert import labels_tokens
 from strata.models.rotary_bert import HIDDEN, distances
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
@@ -36,11 +37,11 @@ class DebertaConfig(BertConfig):
     @classmethod
     def from_json(cls, found: dict[str, Any], labels: int = 0) -> DebertaConfig:
         """From config.json."""
-        hidden, positions = whole(found, "hidden_size"), whole(found, "max_position_embeddings", 512)
+        hidden, positions = whole(found, "hidden_size"), whole(found, "max_position_embeddings", 512, most=MOST_PLACES)
         kinds = names(found, "pos_att_type")
         farthest, buckets = found.get("max_relative_positions", -1), found.get("position_buckets", -1)
         farthest = farthest if isinstance(farthest, int) and farthest > 0 else positions
-        return cls(
+        made = cls(
             "deberta-v2", whole(found, "vocab_size"), hidden, whole(found, "num_hidden_layers"),
             whole(found, "num_attention_heads"), whole(found, "intermediate_size", 4 * hidden), positions,
             whole(found, "type_vocab_size", 0, least=0), real(found, "layer_norm_eps", 1e-7),
@@ -50,6 +51,9 @@ class DebertaConfig(BertConfig):
             bool(found.get("position_biased_input", True)), whole(found, "conv_kernel_size", 0, least=0),
             whole(found, "conv_groups", 1), text(found, "conv_act", "tanh"),
         )  # fmt: skip
+        if made.hidden % made.heads:
+            raise FileError(f"the configuration has {made.hidden} features for {made.heads} heads", code="F140")
+        return made
 
     @property
     def span(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.config_values import text, whole
+from strata.models.config_values import MOST, text, whole
 from strata.models.weights import WeightBuilder, ops
 
 ACTIVATIONS = {
@@ -127,10 +127,10 @@ class TransformerBuilder(WeightBuilder):
         return {"logits": self.linear(x, name, int(self.weights[f"{name}.weight"].shape[0]), x.shape[-1].__index__())}
 
 
-def pair(found: Mapping[str, Any], key: str, default: int | None = None) -> tuple[int, int]:
+def pair(found: Mapping[str, Any], key: str, default: int | None = None, *, most: int = MOST) -> tuple[int, int]:
     """A height and a width: one number for both, or a list of two."""
     value = found.get(key)
     if isinstance(value, list) and len(value) == 2:
-        return whole({key: value[0]}, key), whole({key: value[1]}, key)
-    size = whole(found, key, default)
+        return whole({key: value[0]}, key, most=most), whole({key: value[1]}, key, most=most)
+    size = whole(found, key, default, most=most)
     return size, size

@@ -13,7 +13,7 @@ from strata.mir import Value, constant
 from strata.models.base import Folder
 from strata.models.blocks.transformer import activation_of
 from strata.models.cached import CacheSizes
-from strata.models.config_values import real, text, whole
+from strata.models.config_values import MOST_PLACES, real, text, whole
 from strata.models.seq2seq.graphs import CrossGraph, CrossSizes
 from strata.models.seq2seq.model import TextToText
 from strata.models.seq2seq.rules import folder_rules
@@ -55,7 +55,7 @@ class T5Config:
             head_dim=whole(found, "d_kv", 64), inner=whole(found, "d_ff", 2048),
             layers=(layers, whole(found, "num_decoder_layers", layers)),
             buckets=whole(found, "relative_attention_num_buckets", 32),
-            farthest=whole(found, "relative_attention_max_distance", 128),
+            farthest=whole(found, "relative_attention_max_distance", 128, most=MOST_PLACES),
             eps=real(found, "layer_norm_epsilon", 1e-6), activation=activation_of({"act": name}, "act"),
             is_gated=bool(found.get("is_gated_act", gated)), is_scaled=found["model_type"] != "mt5" and bool(tied),
             has_bias_each=found["model_type"] == "umt5",

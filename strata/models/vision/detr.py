@@ -59,6 +59,7 @@ class DetrGraph(DetectorGraph):
     def build(self) -> dict[str, Value]:
         sizes, h = self.encoder, self.encoder.hidden
         seen = self.conv(self.stages(BACKBONE)[self.taken[-1]], "input_projection", h, 1)
+        self.check()  # places are made for so many features
         place = self.places(*(d.__index__() for d in seen.shape[2:]))
         x = self.rows(seen)
         for i in range(sizes.layers):

@@ -88,6 +88,7 @@ class RtDetrGraph(DetectorGraph):
         for i, stage in enumerate(self.taken):
             x = self.conv(stages[stage], f"encoder_input_proj.{i}.0", self.wide, 1)
             found.append(self.batch_norm(x, f"encoder_input_proj.{i}.1"))
+        self.check()  # places are made for so many features
         for i, level in enumerate(self.attended_levels if self.encoder.layers else ()):
             high, wide = (d.__index__() for d in found[level].shape[2:])
             x, place = self.rows(found[level]), constant(grid_places(high, wide, self.wide, self.heat)[None])
@@ -161,7 +162,11 @@ class RtDetrGraph(DetectorGraph):
 def load(folder: Folder) -> DetectionModel:
     """A model from a folder."""
     weights, found = without_prefix(folder.weights, ("model.",)), folder.settings
-    check_layers("rt_detr", whole(found, "decoder_layers", 6), weights, "decoder.layers.{}.")
+    for key, usual, at in (
+        ("decoder_layers", 6, "decoder.layers.{}."), ("encoder_layers", 1, "encoder.encoder.0.layers.{}."),
+        ("num_feature_levels", 3, "decoder_input_proj.{}."),
+    ):  # fmt: skip
+        check_layers("rt_detr", whole(found, key, usual, least=0), weights, at)
     sizes_of(mapping(found, "backbone_config"), "depths", [3, 4, 6, 3])
 
     settings = ImageSettings.from_folder(folder.path, IMAGES)

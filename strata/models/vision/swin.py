@@ -16,6 +16,7 @@ from strata.models.blocks.patches import PatchBuilder
 from strata.models.blocks.transformer import LayerNames, LayerSizes, activation_of, pair
 from strata.models.blocks.windows import WindowCut, log_distances, padded, relative_places, unit
 from strata.models.config_values import real, whole, wholes
+from strata.models.vision.images import MOST_SIDE
 from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
@@ -46,7 +47,9 @@ class SwinGraph(PatchBuilder):
             )
             for i, (depth, heads) in enumerate(zip(self.depths, self.heads, strict=True))
         ]  # fmt: skip
-        self.usual = tuple(n // p for n, p in zip(pair(found, "image_size", 224), self.patch, strict=True))
+        self.usual = tuple(
+            n // p for n, p in zip(pair(found, "image_size", 224, most=MOST_SIDE), self.patch, strict=True)
+        )
         more = [-n % p for n, p in zip(size, self.patch, strict=True)]
         self.grid = (size[0] + more[0]) // self.patch[0], (size[1] + more[1]) // self.patch[1]
         self.pixels = padded(self.pixels, (2, 3), more)
@@ -148,5 +151,5 @@ def load(folder: Folder) -> ImageModel:
     weights = without_prefix(folder.weights, ("swin.", "swinv2."))
     kind, depths = str(folder.settings["model_type"]), sizes_of(folder.settings, "depths", [2, 2, 6, 2])
     check_layers(kind, len(depths), weights, "encoder.layers.{}.")
-    size = pair(folder.settings, "image_size", 224)
+    size = pair(folder.settings, "image_size", 224, most=MOST_SIDE)
     return image_model(folder, partial(SwinGraph, folder.settings, weights), IMAGES, size=size)

@@ -13,6 +13,7 @@ import pytest
 import strata as st
 from strata.errors import FileError
 from strata.io import save_gguf, save_safetensors
+from strata.models import Decoder
 from strata.models.decoder_config import from_json
 from tests.fuzz.mutate.configs import DECODER, ENCODER, GPT2, LONG, MODERN, SHORT, shapes
 from tests.fuzz.mutate.families import sound_models
@@ -154,6 +155,14 @@ ONCE: tuple[tuple[str, str, Any], ...] = (  # what ended in another error, or we
     ("bamba", "mamba_d_conv", 10**9),
     ("gemma3n_text", "altup_num_inputs", 10**9),
     ("qwen3_next", "head_dim", 10**9),
+    ("deberta-v2", "max_position_embeddings", 10**9),
+    ("deberta-v2", "num_attention_heads", 10**9),
+    ("t5", "relative_attention_max_distance", 10**9),
+    ("swin", "image_size", 10**9),
+    ("detr", "d_model", 10**9),
+    ("rt_detr", "encoder_hidden_dim", 10**9),
+    ("rt_detr", "encoder_layers", 10**9),
+    ("rt_detr", "num_feature_levels", 10**9),
     ("gemma3n_text", "activation_sparsity_pattern", ["a"] * 5),
     ("gemma3n_text", "intermediate_size", [96, True, 96, 96, 96]),
 )  # fmt: skip
@@ -161,12 +170,15 @@ ONCE: tuple[tuple[str, str, Any], ...] = (  # what ended in another error, or we
 
 @pytest.mark.parametrize(("family", "key", "value"), ONCE)
 def test_values_that_went_wrong_once(family: str, key: str, value: Any, tmp_path: Path) -> None:
-    config, weights, _ = next(found for found in sound_models() if found[0]["model_type"] == family)
+    config, weights, beside = next(found for found in sound_models() if found[0]["model_type"] == family)
     save_safetensors(tmp_path / "model.safetensors", weights)
-    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+    for name, given in {"config.json": {**config, key: value}, **beside}.items():
+        (tmp_path / name).write_text(json.dumps(given))
 
     def build() -> None:
-        st.load(tmp_path, device="reference")._build(64, every=True).build().check()
+        model = st.load(tmp_path, device="reference")
+        if isinstance(model, Decoder):
+            model._build(64, every=True).build().check()
 
     with pytest.raises(FileError, match=key if value != 10**9 else "0{9}|9{9}") as caught:
         build()
