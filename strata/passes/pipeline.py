@@ -13,6 +13,7 @@ from strata.passes.canonicalize.fold import Fold
 from strata.passes.canonicalize.inline_scan import InlineScan
 from strata.passes.canonicalize.simplify import Simplify
 from strata.passes.fuse.find_attention import FindAttention
+from strata.passes.fuse.keep_lse import KeepLse
 from strata.passes.fuse.share_matmul import ShareMatMul
 from strata.passes.layout.layout import ChannelsLast
 from strata.passes.layout.separate_pools import SeparatePools
@@ -54,6 +55,8 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
         passes.append(Precision(chosen.precision))
     if ctx is not None and ctx.claimed("conv_last"):
         passes.append(ChannelsLast())
+    if chosen.fusion:
+        passes.append(KeepLse())
     passes += [SeparatePools(), Decompose(), CheckIndices(every=chosen.check_indices), Simplify()]
     if chosen.fusion:
         passes.append(ShareMatMul())

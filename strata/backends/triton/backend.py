@@ -69,7 +69,7 @@ def rendered_step(step: Step, gpu: Gpu) -> Rendered | None:
     (node,) = step.nodes
     types = [x.type for x in node.inputs]
     if step.views is not None and takes_backward(node.op, types):
-        return render_backward(node, step.views)
+        return render_backward(node, step.views, gpu)
     if step.views is not None and takes_attention(node.op, types):
         return render_attention(node, step.views, gpu)
     return render_dequant(node, gpu) if takes_dequant(node.op, types) else None
