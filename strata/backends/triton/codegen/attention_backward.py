@@ -9,6 +9,7 @@ elsewhere a kernel before them, which is the forward kernel again, works it out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -241,9 +242,13 @@ class BackwardText(AttentionText):
             e.write(f"low = tl.minimum(tl.maximum(block * {b.keys} - shift, 0) // {b.rows} * {b.rows}, {queries})")
             most = f"tl.maximum((block + 1) * {b.keys} - 1 - shift, 0)"
             e.write(f"full = tl.minimum(({most} + {b.rows - 1}) // {b.rows} * {b.rows}, {queries})")
-        e.write(f"for member in range(0, {self.group}):")
-        with e.indented():
-            e.write(f"head = shared * {self.group} + member")
+        with ExitStack() as inside:
+            if self.group == 1:
+                e.write("head = shared")
+            else:
+                e.write(f"for member in range(0, {self.group}):")
+                inside.enter_context(e.indented())
+                e.write(f"head = shared * {self.group} + member")
             if op.causal:
                 self._keys_loop(e, "low", "full", positional=True)
             self._keys_loop(e, "full" if op.causal else "0", queries, positional=False)
