@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata import ops
-from strata.core import DType, bf16, f16
-from strata.mir import Graph, Value
+from strata.core import DType, bf16, f16, f32, i64
+from strata.mir import Graph, Value, constant, pullback
 
 Weights = dict[str, tuple[DType, tuple[int, ...]]]
 
@@ -239,6 +239,50 @@ def resnet(batch: int, kind: DType = f16) -> Model:
         return f.linear(f.pixel_mean(x), w["fc"])
 
     return Model(f"ResNet-50 {kind} {batch}", call, weights, {"x": (kind, (batch, 3, 224, 224))}, 8.2e9 * batch)
+
+
+def gpt2_step(
+    batch: int, length: int, layers: int = 12, width: int = 768, count: int = 12, vocabulary: int = 50304
+) -> Graph:
+    """A training step of GPT-2 124M: the loss in bf16 over weights in f32, gradients, AdamW. Results are the loss, then
+    the new weights and both moments of each."""
+    g = Graph("step")
+    ids, targets = (g.input(name, i64[batch, length]) for name in ("ids", "targets"))
+    weights = {name: g.input(name, f32[shape]) for name, shape in gpt2_weights(length, layers, width, vocabulary).items()}
+    w = {name: ops.cast(value, bf16) for name, value in weights.items()}
+    f = OnStrata()
+    x = ops.embedding(ids, w["tokens"]) + w["places"]
+    for i in range(layers):
+        y = f.linear(f.layer_norm(x, w[f"n1{i}"], w[f"n1_b{i}"]), w[f"qkv{i}"], w[f"qkv_b{i}"])
+        q, k, v = (f.heads(y[..., n * width : (n + 1) * width], count) for n in range(3))
+        x = x + f.linear(f.together(f.attention(q, k, v, True)), w[f"o{i}"], w[f"o_b{i}"])
+        y = f.linear(f.layer_norm(x, w[f"n2{i}"], w[f"n2_b{i}"]), w[f"up{i}"], w[f"up_b{i}"])
+        x = x + f.linear(ops.gelu(y, approximate="tanh"), w[f"down{i}"], w[f"down_b{i}"])
+    x = f.layer_norm(x, w["norm"], w["norm_b"])
+    z = ops.reshape(f.linear(x, ops.transpose(w["tokens"], (1, 0))), (batch * length, vocabulary))
+    loss = ops.cross_entropy(ops.cast(z, f32), ops.reshape(targets, (batch * length,))).mean()
+    slopes = pullback([loss], [constant(1.0, f32)], list(weights.values()))
+    results = [loss]
+    for (name, value), slope in zip(weights.items(), slopes, strict=True):
+        assert slope is not None, f"{name} has a gradient"
+        first, second = (g.input(f"{kind}_{name}", value.type) for kind in ("first", "second"))
+        first = first * 0.9 + slope * 0.1
+        second = second * 0.95 + slope * slope * 0.05
+        step = first / (ops.sqrt(second) + 1e-8) * 3e-4
+        results += [value * (1 - 3e-4 * 0.1) - step, first, second]
+    g.outputs(*results)
+    return g
+
+
+def gpt2_weights(length: int, layers: int, width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"tokens": (vocabulary, width), "places": (length, width)}
+    for i in range(layers):
+        shapes |= {
+            f"qkv{i}": (width, 3 * width), f"qkv_b{i}": (3 * width,), f"o{i}": (width, width), f"o_b{i}": (width,),
+            f"up{i}": (width, 4 * width), f"up_b{i}": (4 * width,), f"down{i}": (4 * width, width),
+            f"down_b{i}": (width,), f"n1{i}": (width,), f"n1_b{i}": (width,), f"n2{i}": (width,), f"n2_b{i}": (width,),
+        }  # fmt: skip
+    return shapes | {"norm": (width,), "norm_b": (width,)}
 
 
 def models() -> Iterator[Model]:
