@@ -248,7 +248,9 @@ def gpt2_step(
     the new weights and both moments of each."""
     g = Graph("step")
     ids, targets = (g.input(name, i64[batch, length]) for name in ("ids", "targets"))
-    weights = {name: g.input(name, f32[shape]) for name, shape in gpt2_weights(length, layers, width, vocabulary).items()}
+    weights = {
+        name: g.input(name, f32[shape]) for name, shape in gpt2_weights(length, layers, width, vocabulary).items()
+    }
     w = {name: ops.cast(value, bf16) for name, value in weights.items()}
     f = OnStrata()
     x = ops.embedding(ids, w["tokens"]) + w["places"]

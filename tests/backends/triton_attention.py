@@ -88,13 +88,16 @@ def cases() -> Iterator[Case]:
 def gradients() -> Iterator[Case]:
     """Backward attention: as a graph of its own, whose results are dq, dk and dv."""
     rng = np.random.default_rng(1)
-    for at, (name, dtype, (batch, heads, queries, width), (shared, keys), layout, causal) in enumerate((
-        ("back, plain", f32, (2, 2, 40, 32), (2, 40), "bhsd", False),
-        ("back, causal", bf16, (1, 4, 70, 32), (2, 70), "bhsd", True),
-        ("back, heads last", f16, (2, 4, 33, 24), (2, 50), "bshd", True),
-        ("back, more queries", f32, (1, 2, 90, 16), (1, 33), "bhsd", True),
-        ("back, whole blocks", bf16, (1, 2, 128, 64), (2, 128), "bhsd", True),
-    ) * 2):
+    for at, (name, dtype, (batch, heads, queries, width), (shared, keys), layout, causal) in enumerate(
+        (
+            ("back, plain", f32, (2, 2, 40, 32), (2, 40), "bhsd", False),
+            ("back, causal", bf16, (1, 4, 70, 32), (2, 70), "bhsd", True),
+            ("back, heads last", f16, (2, 4, 33, 24), (2, 50), "bshd", True),
+            ("back, more queries", f32, (1, 2, 90, 16), (1, 33), "bhsd", True),
+            ("back, whole blocks", bf16, (1, 2, 128, 64), (2, 128), "bhsd", True),
+        )
+        * 2
+    ):
         g, feeds, inputs = Graph("back"), {}, []
         for label, count, length in (
             ("q", heads, queries),

@@ -54,9 +54,7 @@ def render_backward(node: Node, views: Sequence[Spacing], gpu: Gpu, given: Seque
     types = [x.type for x in node.inputs]
     names = ("q", "k", "v", "dy", *(("out", "lse") if op.has_lse else ()))
     outputs = dict(zip(("dq", "dk", "dv"), node.types, strict=True))
-    places = AttentionPlaces(
-        op, {name: i for i, name in enumerate(names) if name != "lse"}, outputs, types, views
-    )
+    places = AttentionPlaces(op, {name: i for i, name in enumerate(names) if name != "lse"}, outputs, types, views)
     inputs = tuple(Buffer(name, t.dtype, t.shape) for name, t in zip(names, types, strict=True))
     made = tuple(Buffer(name, t.dtype, t.shape) for name, t in outputs.items())
     kernel = Kernel("attention_backward", inputs, made, ())
@@ -66,7 +64,9 @@ def render_backward(node: Node, views: Sequence[Spacing], gpu: Gpu, given: Seque
     blocks = []
     for at, kind in enumerate(("queries", "keys")):
         measured = known(sizes.queries), known(sizes.keys), max(op.head_dim, sizes.value_dim)
-        found = parse_gpu_schedule(texts[at]) if texts else winner(gpu, f"backward {kind} {types[0].dtype.bits}", measured)
+        found = (
+            parse_gpu_schedule(texts[at]) if texts else winner(gpu, f"backward {kind} {types[0].dtype.bits}", measured)
+        )
         assert isinstance(found, AttentionBlocks), f"{found} is no schedule of attention"
         rows, keys = power_of_two(known(sizes.queries), 16, found.rows), power_of_two(known(sizes.keys), 16, found.keys)
         warps = found.warps if rows * keys >= 32 * 32 * found.warps else min(4, found.warps)

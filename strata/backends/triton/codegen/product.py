@@ -60,7 +60,9 @@ class TiledContraction:
     form: ContractionForm
     sums: tuple[TileSum, ...]
     tiles: TritonTiles
-    fetches: bool = False  # whether weights are brought to L2 before what the launch before this one writes is waited for
+    fetches: bool = (
+        False  # whether weights are brought to L2 before what the launch before this one writes is waited for
+    )
 
     @property
     def kernel(self) -> Kernel:

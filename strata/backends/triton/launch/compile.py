@@ -156,7 +156,7 @@ def waiting(text: str, name: str, ahead: str = "") -> str:
     head = re.search(rf"(?m)^def {name}\(.*\):\n{re.escape(ahead)}", text)
     assert head is not None, f"{name} is a function of the text"
     first = text[: head.end() - len(ahead)]
-    return f"{first}    cuda.gdc_launch_dependents()\n{ahead}    cuda.gdc_wait()\n{text[head.end():]}"
+    return f"{first}    cuda.gdc_launch_dependents()\n{ahead}    cuda.gdc_wait()\n{text[head.end() :]}"
 
 
 def binary_of(made: Any, job: CompileJob | TritonProgram, gpu: Gpu | None = None) -> Binary:
