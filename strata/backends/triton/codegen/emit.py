@@ -77,7 +77,6 @@ class TritonEmitter:
     carries: dict[Scan, str] = field(default_factory=dict)
     depth: int = 1
     count: int = 0
-    ahead: int = 0  # lines, the first ones, that read no memory: they run before the launch before this one has ended
     arguments: dict[str, str] = field(init=False)
 
     # writing

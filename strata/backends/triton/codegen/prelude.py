@@ -43,7 +43,7 @@ def prelude(names: set[str], *, interpreted: bool) -> str:
 
 @cache
 def _table(*, interpreted: bool) -> dict[str, str]:
-    texts = [*_WHOLE, *_bits(interpreted), *_reductions(), *_dots(interpreted), _fetch(interpreted)]
+    texts = [*_WHOLE, *_bits(interpreted), *_reductions(), *_dots(interpreted)]
     for name, bits in (("f32", 32), ("f64", 64)):
         texts += [*_floats(name, bits), _remainder(name, interpreted=interpreted)]
     for kind, bits in ((k, b) for k in ("int", "uint") for b in (8, 16, 32, 64)):
@@ -253,18 +253,6 @@ def _dots(interpreted: bool) -> list[str]:
     return tl.where(where, x, 0).to(tl.{"uint16" if interpreted else "bfloat16"})
 """,
     ]
-
-
-def _fetch(interpreted: bool) -> str:
-    """Lines of memory to L2, on NVIDIA's GPUs; no value changes."""
-    if interpreted:
-        return """def fetch_ahead(place):
-    pass
-"""
-    return """def fetch_ahead(place):
-    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [place.to(tl.int64)], tl.int32, is_pure=False, pack=1)
-"""
 
 
 # floats

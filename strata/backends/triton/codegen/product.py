@@ -35,10 +35,6 @@ _SHORT = 16  # terms, of which fewer are no tile
 _WIDE = 1 << 18  # elements of a matrix that a few rows are better multiplied with by tensor cores, too
 ROW_CLASSES = (16, 128, 1024)  # rows up to which a matmul of any number of rows has a schedule of its own
 _HOPPER = 90  # the first architecture with a copy engine
-_FETCHED_FOR = 2  # tiles of rows: their programs are few, and each reads columns that hardly another one does
-_FETCHED_BYTES = 64 << 10  # of a factor's columns that a program brings to L2 ahead
-_LINE = 64  # bytes that one fetch brings
-_FETCHES = 512  # at a time
 _ENGINE_BYTES = 16  # that rows of a matrix are a multiple of where the copy engine loads it
 
 
@@ -60,9 +56,6 @@ class TiledContraction:
     form: ContractionForm
     sums: tuple[TileSum, ...]
     tiles: TritonTiles
-    fetches: bool = (
-        False  # whether weights are brought to L2 before what the launch before this one writes is waited for
-    )
 
     @property
     def kernel(self) -> Kernel:
@@ -84,8 +77,7 @@ def find_product(kernel: Kernel, gpu: Gpu) -> TiledContraction | None:
     few = _FEW if not narrow or columns * terms < _WIDE else 1
     if not kernel.schedule and (rows < few or columns < _FEW or terms < _SHORT):
         return None
-    tiles = choose_tiles(form, found, gpu, kernel.schedule)
-    return TiledContraction(form, found, tiles, gpu.overlaps and rows <= _FETCHED_FOR * tiles.rows)
+    return TiledContraction(form, found, choose_tiles(form, found, gpu, kernel.schedule))
 
 
 def _typed(
@@ -135,8 +127,7 @@ def by_rows(product: TiledContraction, gpu: Gpu) -> list[tuple[int, TiledContrac
     for most in ROW_CLASSES:
         tiles = replace(choose_tiles(product.form, product.sums, gpu, most_rows=most), parts=1)
         if most < known(rows) and tiles != product.tiles:
-            fetches = gpu.overlaps and most <= _FETCHED_FOR * tiles.rows
-            found.append((most, replace(product, tiles=tiles, fetches=fetches)))
+            found.append((most, replace(product, tiles=tiles)))
     return found
 
 
@@ -205,10 +196,6 @@ def emit_contraction(product: TiledContraction) -> tuple[TritonEmitter, tuple[Di
         loops: dict[tuple[object, ...], list[TileSum]] = {}
         for one in product.sums:
             loops.setdefault((one.terms, one.dtype), []).append(one)
-        if product.fetches and not tiles.persistent and not tiles.descriptors:
-            for one in product.sums:
-                _fetch_ahead(e, one, form, tiles, column)
-            e.ahead = len(e.lines)
         for sums in loops.values():
             _sums(e, sums, tiles, loaded, (row, column))
         if not form.rows:
@@ -326,45 +313,6 @@ def _sums(
                 made[node, dim] = _factor(e, one, node, dim, shape, start, "" if exact else extent, tiles.terms)
             e.write(f"{name} = {_dot(e, one.dtype, made[one.left, 1], made[one.right, 0], name)}")
     e.values |= {one.node: name for one, name in zip(sums, names, strict=True)}
-
-
-def _fetch_ahead(e: TritonEmitter, one: TileSum, form: ContractionForm, tiles: TritonTiles, at: str) -> None:
-    """The first terms of a program's columns to L2, a line of memory at a time. That changes no value, whoever writes
-    the factor, so that it may happen before the launch before this one has ended."""
-    node = one.right
-    if not isinstance(node, Load) or node.where is not None or len(one.terms) > 1 or len(form.columns) > 1:
-        return
-    (term,), (column,) = one.terms, form.columns
-    steps = linear(node.index[0]).terms
-    along = next((axis for axis in (column, term) if steps.get(axis) == 1), None)
-    if along is None or not isinstance(term.extent, int):
-        return
-    line = _LINE // node.dtype.itemsize
-    count = min(term.extent, _FETCHED_BYTES // (tiles.columns * node.dtype.itemsize))
-    wide, step = (tiles.columns, line) if along is term else (max(1, tiles.columns // line), 1)
-    high = power_floor(max(1, min(_FETCHES // wide, count // step)))
-    before, e.shape = e.shape, (high, wide)
-    start = e.fresh("fetch")
-    e.write(f"for {start} in range(0, {count}, {high * step}):")
-    with e.indented():
-        rows = _every(start, high, step, e.spread("lanes", 0))
-        if count % (high * step):
-            rows = f"tl.minimum({rows}, {term.extent - 1})"
-        columns = e.axes[column].text
-        if along is column:
-            columns = e.name(_every(f"{at} * {tiles.columns}", wide, line, e.spread("lanes", 1)), "column")
-        if e.axes[column].mask:
-            columns = f"tl.minimum({columns}, {e.size(column.extent)} - 1)"
-        lanes = Lane(e.name(rows, "term"), frozenset((0,)))
-        with e.axis(column, Lane(columns, frozenset((1,)))), e.axis(term, lanes):
-            e.write(f"{e.needs('fetch_ahead')}({e.at(node.buffer, node.index[0])})")
-    e.shape = before
-
-
-def _every(first: str, count: int, step: int, spread: str) -> str:
-    """Places from a first one on, some steps apart."""
-    lanes = spread.replace("lanes", f"tl.arange(0, {count})")
-    return f"{first} + {lanes}" + (f" * {step}" if step > 1 else "")
 
 
 def _loaded(e: TritonEmitter, matrix: str, node: Expr, corner: str, start: str, dim: int, term: Axis) -> str:

@@ -75,7 +75,6 @@ class TritonProgram:
     sizes: tuple[Dim, ...]
     grid: tuple[Dim, ...]
     schedule: GpuSchedule
-    ahead: str = ""  # of the body: what it begins with, and reads nothing that the launch before this one writes
 
     @property
     def signature(self) -> dict[str, str]:
@@ -270,9 +269,8 @@ def _program(emitter: TritonEmitter, name: str, grid: Sequence[Dim]) -> TritonPr
     read = {n.buffer.name for n in postorder(kernel.roots) if isinstance(n, Load)}
     written = {s.buffer.name for s in kernel.stores}
     buffers = tuple(b for b in kernel.buffers if b.name in read or b.name in written)
-    sizes = [f"    {text} = {text}.to(tl.int64)" for text in emitter.sizes.values()]
-    ahead = "\n".join(sizes + emitter.lines[: emitter.ahead]) + "\n" if emitter.ahead else ""
+    lines = [f"    {text} = {text}.to(tl.int64)" for text in emitter.sizes.values()] + emitter.lines
     return TritonProgram(
-        name, kernel, "\n".join(sizes + emitter.lines) + "\n", frozenset(emitter.helpers), buffers,
-        tuple(emitter.sizes), tuple(grid), emitter.schedule, ahead,
+        name, kernel, "\n".join(lines) + "\n", frozenset(emitter.helpers), buffers, tuple(emitter.sizes), tuple(grid),
+        emitter.schedule,
     )  # fmt: skip

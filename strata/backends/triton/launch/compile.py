@@ -22,7 +22,7 @@ from strata.cache import default_store, digest
 from strata.core import here
 from strata.errors import CompileError, DeviceError
 
-VERSION = "triton-binary-4"  # of how binaries are made and called
+VERSION = "triton-binary-3"  # of how binaries are made and called
 INSTALL = "pip install 'strata[cuda]'"
 
 
@@ -76,14 +76,12 @@ class CompileJob:
     warps: int
     stages: int
     gpu: Gpu
-    ahead: str = ""  # of the text: what may run before the launch before this one has ended
 
     @staticmethod
     def of(program: TritonProgram, gpu: Gpu) -> CompileJob:
         return CompileJob(
-            program.text(), program.name, program.signature, len(program.buffers), program.warps, program.stages, gpu,
-            program.ahead,
-        )  # fmt: skip
+            program.text(), program.name, program.signature, len(program.buffers), program.warps, program.stages, gpu
+        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -98,13 +96,12 @@ class CompileJob:
         return digest(VERSION, self.text, str(self.signature), str(self.options), self.gpu.key, triton_version())
 
     def dump(self) -> str:
-        about = [self.text, self.name, self.signature, self.aligned, self.warps, self.stages, str(self.gpu), self.ahead]
-        return json.dumps(about)
+        return json.dumps([self.text, self.name, self.signature, self.aligned, self.warps, self.stages, str(self.gpu)])
 
     @staticmethod
     def load(line: str) -> CompileJob:
-        text, name, signature, aligned, warps, stages, gpu, ahead = json.loads(line)
-        return CompileJob(text, name, signature, aligned, warps, stages, Gpu.named(gpu), ahead)
+        text, name, signature, aligned, warps, stages, gpu = json.loads(line)
+        return CompileJob(text, name, signature, aligned, warps, stages, Gpu.named(gpu))
 
 
 def compile_program(program: TritonProgram, gpu: Gpu) -> Binary:
@@ -134,7 +131,7 @@ def run_job(job: CompileJob) -> Any:
     from triton.backends.compiler import GPUTarget
 
     gpu = job.gpu
-    function = function_of(waiting(job.text, job.name, job.ahead) if gpu.overlaps else job.text, job.name)
+    function = function_of(waiting(job.text, job.name) if gpu.overlaps else job.text, job.name)
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(job.aligned)}
     source = triton.compiler.ASTSource(fn=function, signature=job.signature, constexprs={}, attrs=aligned)
     target = GPUTarget(gpu.kind, gpu.arch, gpu.warp)
@@ -146,17 +143,11 @@ def run_job(job: CompileJob) -> Any:
         raise CompileError(message, code="C120", operands=(job.text,)) from error
 
 
-def waiting(text: str, name: str, ahead: str = "") -> str:
-    """A program that lets the next one be brought up, and waits for the one before it before it reads anything.
-
-    The next one is brought up before this one has waited: it waits for the end of this one, which comes after the end
-    of all that are before it.
-    """
+def waiting(text: str, name: str) -> str:
+    """A program that waits for the launch before it before it does anything, and lets the next one be brought up."""
     text = text.replace("import triton\n", "import triton\nfrom triton.language.extra import cuda\n", 1)
-    head = re.search(rf"(?m)^def {name}\(.*\):\n{re.escape(ahead)}", text)
-    assert head is not None, f"{name} is a function of the text"
-    first = text[: head.end() - len(ahead)]
-    return f"{first}    cuda.gdc_launch_dependents()\n{ahead}    cuda.gdc_wait()\n{text[head.end() :]}"
+    begin = "    cuda.gdc_wait()\n    cuda.gdc_launch_dependents()\n"
+    return re.sub(rf"(?m)^(def {name}\(.*\):\n)", lambda found: found[1] + begin, text, count=1)
 
 
 def binary_of(made: Any, job: CompileJob | TritonProgram, gpu: Gpu | None = None) -> Binary:
