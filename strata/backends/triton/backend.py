@@ -27,8 +27,9 @@ class TritonBackend(OffloadBackend):
     windows, whose rows are then whole lines of memory."""
 
     capabilities = Capabilities(
-        claims=frozenset({"conv_last", "conv_gathered"}), narrow_matmuls=frozenset({"f16", "bf16"})
-    )
+        claims=frozenset({"conv_last", "conv_gathered"}), narrow_matmuls=frozenset({"f16", "bf16"}),
+        recompute_cost=64,
+    )  # fmt: skip
 
     def __init__(self, name: str, gpu: Gpu, driver: DeviceDriver, home: str | None = None) -> None:
         super().__init__(driver, home or name)

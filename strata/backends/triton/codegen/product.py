@@ -14,7 +14,7 @@ from strata.backends.triton.codegen.elements import literal
 from strata.backends.triton.codegen.emit import Lane, TritonEmitter, place_points
 from strata.backends.triton.codegen.scalars import encoded
 from strata.backends.triton.schedules.schedule import TritonTiles, fitted_tiles, known, parse_gpu_schedule
-from strata.backends.triton.schedules.winners import winner
+from strata.backends.triton.schedules.winners import has_winners, winner
 from strata.backends.triton.target import Gpu
 from strata.core import Dim, DType, bf16, dim_prod, f16, f32, i8, i32
 from strata.kernel import (
@@ -102,11 +102,15 @@ def choose_tiles(
         found = parse_gpu_schedule(given)
         assert isinstance(found, TritonTiles), f"{given} is no schedule of a matmul"
     else:
-        made = winner(gpu, f"product {dtype.bits}", (known(rows), known(columns), known(terms)))
+        kind, sizes = f"product {dtype.bits}", (known(rows), known(columns), known(terms))
+        pairs = len(sums) == 2 and has_winners(gpu, f"{kind} pairs")
+        made = winner(gpu, f"{kind} pairs" if pairs else kind, sizes)
         assert isinstance(made, TritonTiles)
         found = made
-        if len(sums) > 1:  # as many tiles of sums are held at once
-            found = replace(found, columns=max(32, found.columns // power_floor(len(sums))))
+        if len(sums) > 1 and not pairs:  # as many tiles of sums, and of factors, are held at once
+            wide = max(32, found.columns // power_floor(len(sums)))
+            deep = max(32, found.terms * found.columns // (wide * power_floor(len(sums))))
+            found = replace(found, columns=wide, terms=min(deep, found.terms))
     found = fitted_tiles(found, rows, columns, terms, dtype.bits)
     views = descriptor_views(form, sums, found, gpu) if found.descriptors else None
     if found.descriptors and views is None:

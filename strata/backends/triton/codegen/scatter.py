@@ -1,7 +1,7 @@
 """Rows added where ids say, as in the gradient of an embedding: few of the terms of a row are any but 0.
 
-A program takes a block of rows and columns and looks at all ids, many at a time. Where some of them are of its rows, it
-looks at fewer at a time, and adds up what it finds in the order of the ids.
+A program takes the columns of one row and looks at all ids, many at a time. Where some of them are of its row, it looks
+at fewer at a time, and adds up what it finds: some of them together, and those in the order of the ids.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from strata.backends.triton.codegen.elements import literal, register
 from strata.backends.triton.codegen.emit import Lane, TritonEmitter, place_points
-from strata.backends.triton.schedules.schedule import Squares, known, power_of_two
+from strata.backends.triton.schedules.schedule import TritonRows, known, power_of_two
 from strata.core import Dim, dim_prod
 from strata.kernel import Axis, Const, Expr, Kernel, Reduce, Scalar, Store, postorder
 
 _LEAST = 256  # rows, and ids, from which most terms are not looked at
-_ELEMENTS = 8192  # of a program's sums
-_WIDEST = 1024
+_WIDEST = 1024  # columns of a program
 _MANY, _FEW = 1024, 16  # ids that are looked at together
 
 
@@ -71,45 +70,44 @@ def emit_scatter(form: ScatteredRows) -> tuple[TritonEmitter, tuple[Dim, ...]]:
     """The body of the function, and how many programs there are."""
     wide = dim_prod([a.extent for a in form.columns])
     columns = power_of_two(known(wide), 1, _WIDEST)
-    rows = min(64, _ELEMENTS // columns)
-    e = TritonEmitter(form.kernel, Squares(rows, columns), (rows, columns))
+    e = TritonEmitter(form.kernel, TritonRows(1, columns, 4), (_FEW, columns))
     across = (wide + columns - 1) // columns
     e.write("tile = tl.program_id(0)")
-    place_points(e, (form.row,), f"(tile // {e.size(across)})", rows, 0, "row")
+    row = e.name(f"tile // {e.size(across)}", "row")
+    e.axes[form.row] = Lane(row)
     if form.columns:
         place_points(e, form.columns, f"(tile % {e.size(across)})", columns, 1, "column")
-    low = e.name(f"tile // {e.size(across)} * {rows}", "low")
-    total = e.name(f"tl.full([{rows}, {columns}], {literal(0, form.node.dtype)}, {register(form.node.dtype)})", "sum")
+    kind = register(form.node.dtype)
+    total = e.name(f"tl.full([1, {columns}], {literal(0, form.node.dtype)}, {kind})", "sum")
     (term,) = form.node.axes
     count = e.size(term.extent)
     first = e.fresh("start")
     e.write(f"for {first} in range(0, {count}, {_MANY}):")
     with e.indented():
-        found = _found(e, form, first, _MANY, low, rows)
+        e.shape = (_MANY,)
+        _, here = _ids(e, form, first, _MANY, row)
+        found = e.name(f"tl.max({here}.to(tl.int32), axis=0)", "found")
+        e.shape = (_FEW, columns)
         near = e.fresh("near")
         e.write(f"for {near} in range({first}, tl.minimum({first} + {_MANY}, {count}) * {found}, {_FEW}):")
         with e.indented():
-            found = _found(e, form, near, _FEW, low, rows)
-            one = e.fresh("id")
-            e.write(f"for {one} in range({near}, tl.minimum({near} + {_FEW}, {count}) * {found}):")
-            with e.indented(), e.axis(term, Lane(one)):
-                here = f"{e.axes[form.row].text} == {e.value(form.at)}"
-                e.write(f"{total} = tl.where({here}, {total} + {e.value(form.x)}, {total})")
+            ids, here = _ids(e, form, near, _FEW, row)
+            with e.axis(term, Lane(ids, frozenset((0,)), here)):
+                x = f"tl.where({here}, {e.value(form.x)}, {literal(0, form.node.dtype)})"
+                e.write(f"{total} = {total} + tl.sum({x}, axis=0, keep_dims=True).to({kind})")
     e.values[form.node] = total
+    e.shape = (1, columns)
     e.store(form.store)
-    return e, ((form.row.extent + rows - 1) // rows * across,)
+    return e, (form.row.extent * across,)
 
 
-def _found(e: TritonEmitter, form: ScatteredRows, start: str, count: int, low: str, rows: int) -> str:
-    """1 where some of the next ids are of the program's rows, 0 elsewhere."""
+def _ids(e: TritonEmitter, form: ScatteredRows, start: str, count: int, row: str) -> tuple[str, str]:
+    """The numbers of some ids, and which of them are of the program's row."""
     (term,) = form.node.axes
-    before, e.shape = e.shape, (count,)
-    lanes = e.name(f"{start} + tl.arange(0, {count})", "term")
+    lanes = e.name(f"{start} + {e.spread(f'tl.arange(0, {count})', 0)}", "term")
     mask = ""
     if not isinstance(term.extent, int) or term.extent % count:
         mask = e.name(f"{lanes} < {e.size(term.extent)}", "m")
     with e.axis(term, Lane(lanes, frozenset((0,)), mask)):
-        at = e.value(form.at)
-        found = e.name(f"tl.max((({at} >= {low}) & ({at} < {low} + {rows})).to(tl.int32), axis=0)", "found")
-    e.shape = before
-    return found
+        text = f"{e.value(form.at)} == {row}"
+    return lanes, e.name(f"{mask} & ({text})" if mask else text, "here")

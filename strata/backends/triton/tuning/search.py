@@ -54,7 +54,7 @@ def product_candidates(form: ContractionForm, sums: Sequence[TileSum], gpu: Gpu)
                 found.append(replace(grouped, descriptors=True, persistent=_PROCESSORS))
         programs = count * known(batch)
         for parts in _PARTS:
-            splits = programs < _PROCESSORS and _PROCESSORS // 2 <= programs * parts <= _MOST_PROGRAMS
+            splits = programs < 2 * _PROCESSORS and _PROCESSORS // 2 <= programs * parts <= _MOST_PROGRAMS
             if splits and can_split(form, 2 * parts * tiles.terms):
                 found.append(replace(found[-1], parts=parts, persistent=0))
         for one in found:
