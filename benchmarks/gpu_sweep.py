@@ -183,7 +183,7 @@ def backward_trials(programs: Programs) -> Iterator[Trial]:
         out, lse = ops.AttentionLse(h, h, d, causal=True)(*given[:3])
         g.outputs(*ops.AttentionBackward(h, h, d, causal=True, has_lse=True)(*given, out, lse))
         step = CompilePipeline("triton_planned").compile(g).lir.schedule[-1]
-        shapes = {name: (b, h, s, d) for name in ("q", "k", "v", "dy", "out", "dq", "dk", "dv")}
+        shapes = dict.fromkeys(("q", "k", "v", "dy", "out", "dq", "dk", "dv"), (b, h, s, d))
 
         def heads(shapes: dict[str, tuple[int, ...]] = shapes) -> dict[str, Any]:
             rows = next(iter(shapes.values()))[:3]
@@ -254,7 +254,11 @@ def timed(programs: Programs, trial: Trial) -> Iterator[dict[str, Any]]:
 def in_rotation(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     """One after the other: what a run reads has left the caches when it comes again."""
     turn = cycle(runs)
-    return lambda: next(turn)()
+
+    def run() -> None:
+        next(turn)()
+
+    return run
 
 
 def main() -> int:
