@@ -4,7 +4,7 @@
 
 Candidates are compiled on all cores first; each has to give the results of the first one before it is timed, on tensors
 that take turns, so that none is in L2 when it is read. Kinds are product (bf16), decode (one row), middle (some rows),
-training (forward and gradients of weights), wide (f32), conv, blocks (quantised), attention, backward.
+training (forward and gradients of weights), wide (f32), conv, resnet, blocks (quantised), attention, backward.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from benchmarks.gpu import (
     random_tensor,
     torch_,
 )
+from benchmarks.gpu_models import resnet
 from strata import ops
 from strata.backends.triton.backend import PlannedBackend
 from strata.backends.triton.codegen.attention import render_attention
@@ -109,6 +110,8 @@ def product_graphs(kinds: Sequence[str]) -> Iterator[Graph]:
         yield from (conv(*sizes, f32) for sizes in CONVS[:2])
     if "conv" in kinds:
         yield from (conv(*sizes, f16) for sizes in CONVS)
+    if "resnet" in kinds:
+        yield resnet(64).graph()
 
 
 def gated(m: int, n: int, k: int) -> Graph:
@@ -132,7 +135,8 @@ def product_trials(programs: Programs, kinds: Sequence[str], most: int) -> Itera
             found = find_product(normal_form(kernel), programs.gpu)
             if found is None:
                 continue
-            texts = [str(t) for t in product_candidates(found.form, found.sums, programs.gpu)][:most]
+            texts = [str(t) for t in (found.tiles, *product_candidates(found.form, found.sums, programs.gpu))]
+            texts = list(dict.fromkeys(texts))[:most]  # the table's comes first
             made = [(t, render(replace(kernel, schedule=t), programs.gpu)) for t in texts]
 
             def tensors(buffers: Any = kernel.buffers) -> dict[str, Any]:
@@ -196,7 +200,7 @@ def backward_trials(programs: Programs) -> Iterator[Trial]:
                 whole = render_backward(step.nodes[0], step.views or (), programs.gpu, (text, text))
                 outputs = whole.kernel.outputs[1:] if at else whole.kernel.outputs[:1]
                 made.append((text, Rendered(replace(whole.kernel, outputs=outputs), (whole.programs[at],), ())))
-            yield Trial(f"backward {kind} 16", (s, s, d), heads, made)
+            yield Trial(f"attention {kind} 16", (s, s, d), heads, made)
 
 
 def sweep(programs: Programs, kinds: Sequence[str], most: int) -> Iterator[dict[str, Any]]:
@@ -248,7 +252,8 @@ def timed(programs: Programs, trial: Trial) -> Iterator[dict[str, Any]]:
         pairs = [pair if pair[0].shape in ((m, k), (k, m)) else pair[::-1] for pair in inputs]
         pairs = [(a if a.shape == (m, k) else a.t(), b) for a, b in pairs]
         peer = milliseconds(in_rotation([partial(torch_().matmul, a, b) for a, b in pairs]), 0.02)
-    yield about | {"peer": peer, "best": [[round(t, 5), text] for t, text in times[:6]]}
+    before = next((t for t, text in times if text == trial.made[0][0]), None)
+    yield about | {"peer": peer, "before": before, "best": [[round(t, 5), text] for t, text in times[:6]]}
 
 
 def in_rotation(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:

@@ -65,7 +65,7 @@ def render_backward(node: Node, views: Sequence[Spacing], gpu: Gpu, given: Seque
     for at, kind in enumerate(("queries", "keys")):
         measured = known(sizes.queries), known(sizes.keys), max(op.head_dim, sizes.value_dim)
         found = (
-            parse_gpu_schedule(texts[at]) if texts else winner(gpu, f"backward {kind} {types[0].dtype.bits}", measured)
+            parse_gpu_schedule(texts[at]) if texts else winner(gpu, f"attention {kind} {types[0].dtype.bits}", measured)
         )
         assert isinstance(found, AttentionBlocks), f"{found} is no schedule of attention"
         rows, keys = power_of_two(known(sizes.queries), 16, found.rows), power_of_two(known(sizes.keys), 16, found.keys)

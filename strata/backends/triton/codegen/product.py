@@ -103,7 +103,7 @@ def choose_tiles(
         assert isinstance(found, TritonTiles), f"{given} is no schedule of a matmul"
     else:
         kind, sizes = f"product {dtype.bits}", (known(rows), known(columns), known(terms))
-        pairs = len(sums) == 2 and has_winners(gpu, f"{kind} pairs")
+        pairs = len(sums) == 2 and has_winners(f"{kind} pairs")
         made = winner(gpu, f"{kind} pairs" if pairs else kind, sizes)
         assert isinstance(made, TritonTiles)
         found = made
