@@ -24,6 +24,7 @@ from strata.core import f32
 from strata.kernel import Kernel
 from strata.lir.fused import MAX_DEPTH, MOST_OPS, FusionGroup, KernelOf, beyond_limits, is_allowed, typical
 from strata.lir.order import Costs, best_order
+from strata.lir.reach import Reach
 from strata.lir.siblings import join_siblings
 from strata.lir.traits import STEP, Traits, has_kernel, is_generated, is_inline_constant, is_leaf, traits
 from strata.lir.views import has_runs, keeps_runs, turns, view_strides
@@ -458,7 +459,7 @@ class _Grouper:
     def _merge(self, groups: dict[Value, FusionGroup]) -> list[FusionGroup]:
         """Let a stored value share the kernel of a reader that runs over the same index space."""
         distinct = list({id(g): g for g in groups.values()}.values())
-        reach = _Reach(groups, distinct, self.position)
+        reach = Reach(groups, distinct, self.position)
         joined: set[tuple[int, int]] = set()  # edges that are inside a kernel after all
         for first in sorted(distinct, key=lambda g: max(self.position[id(r.node)] for r in g.roots)):
             group = first
@@ -503,7 +504,7 @@ class _Grouper:
             gone = {id(v.node) for v in dropped}
             self.cuts = [c for c in self.cuts if id(c.producer) not in gone]
 
-    def _can_share(self, producer: FusionGroup, consumer: FusionGroup, reach: _Reach) -> bool:
+    def _can_share(self, producer: FusionGroup, consumer: FusionGroup, reach: Reach) -> bool:
         if producer.kernel is None or consumer.kernel is None or producer.updates or consumer.updates:
             return False
         if producer.is_closed or consumer.is_closed:
@@ -573,49 +574,6 @@ class _Grouper:
         costs = Costs(frozenset(self.results | self.fixed))
         best = best_order(order, lambda group: needs[id(group)], costs)
         return join_siblings(best, self.stored, self.fixed, self.limits) if self.fuse else best
-
-
-class _Reach:
-    """Which groups depend on which, to keep merged kernels free of cycles. Merged groups stand for their parts."""
-
-    def __init__(self, groups: dict[Value, FusionGroup], distinct: list[FusionGroup], position: dict[int, int]) -> None:
-        self.position = position
-        self.groups = {id(g): g for g in distinct}
-        self.merged: dict[int, int] = {}
-        self.inputs: dict[int, set[int]] = {}
-        for group in distinct:
-            self.inputs[id(group)] = {
-                id(groups[x]) for x in group.read_values if x in groups and groups[x] is not group
-            }
-
-    def _now(self, group: int) -> int:
-        while group in self.merged:
-            group = self.merged[group]
-        return group
-
-    def between(self, producer: FusionGroup, consumer: FusionGroup) -> bool:
-        """Whether a third group lies on a path from producer to consumer; it comes after the producer in the graph."""
-        start = min(self.position[id(r.node)] for r in producer.roots)
-        ends = {id(producer), id(consumer)}
-        stack = [self._now(g) for g in self.inputs[id(consumer)]]
-        seen: set[int] = set(ends)
-        while stack:
-            current = stack.pop()
-            if current in seen:
-                continue
-            seen.add(current)
-            before = [self._now(g) for g in self.inputs[current]]
-            if id(producer) in before:
-                return True
-            if max(self.position[id(r.node)] for r in self.groups[current].roots) > start:
-                stack += before
-        return False
-
-    def replace(self, producer: FusionGroup, consumer: FusionGroup, merged: FusionGroup) -> None:
-        self.groups[id(merged)] = merged
-        self.inputs[id(merged)] = self.inputs[id(producer)] | self.inputs[id(consumer)]
-        for part in (producer, consumer):
-            self.merged[id(part)] = id(merged)
 
 
 def _stays_in_place(node: Node, x: Value) -> bool:
