@@ -23,7 +23,7 @@ def test_what_takes_one_load_is_computed_again() -> None:
     powers = ops.exp(x - ops.max(x, axis=1, keepdims=True))
     g.outputs(ops.sum(powers, axis=1), ops.sum(powers, axis=0))
     assert stored(g) == ["f32[64, 4096]"]
-    assert stored(g, FREE) == ["f32[64, 1]"]
+    assert stored(g, FREE) == ["f32[64]"]
 
 
 def test_numbers_of_rows_are_stored_rather_than_rows() -> None:
