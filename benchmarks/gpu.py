@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import strata as st
-from benchmarks.gpu_models import Model, OnTorch, models
+from benchmarks.gpu_models import GPT2, Model, OnTorch, gpt2_step, gpt2_step_in_torch, gpt2_weights, models
 from strata import ops
 from strata.backends.triton.backend import PlannedBackend, rendered_step
 from strata.backends.triton.codegen.render import Rendered, render
@@ -449,9 +449,27 @@ def model_cases() -> Iterator[Case]:
         )
 
 
+def step_cases() -> Iterator[Case]:
+    """A training step. Steps by torch change its weights: the losses of the first ones are compared."""
+    torch, batch, length = torch_(), 16, 1024
+    ids = {name: torch.randint(0, 50257, (batch, length), device="cuda") for name in ("ids", "targets")}
+    sizes = (GPT2[name] for name in ("layers", "width", "vocabulary"))
+    state: dict[str, list[Any]] = {}
+    feeds = dict(ids)
+    for name, shape in gpt2_weights(length, *sizes).items():
+        near_one = len(shape) == 1 and name.startswith("n") and "_b" not in name
+        weight = torch.ones(shape, device="cuda") if near_one else random_tensor(f32, shape, 0.02)
+        state[name] = [weight.clone().requires_grad_(), torch.zeros_like(weight), torch.zeros_like(weight)]
+        feeds |= {name: weight, f"first_{name}": torch.zeros_like(weight), f"second_{name}": torch.zeros_like(weight)}
+    matrices = sum(w.numel() for w in (s[0] for s in state.values()) if w.ndim == 2) - state["places"][0].numel()
+    flops = 6.0 * batch * length * matrices + 6.0 * GPT2["layers"] * batch * length * length * GPT2["width"]
+    yield Case("steps", f"GPT-2 124M bf16 {batch}x{length}, AdamW", gpt2_step(batch, length), feeds,
+               lambda: gpt2_step_in_torch(state, ids["ids"], ids["targets"]), (), flops)  # fmt: skip
+
+
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "gemm": gemm_cases, "quantised": quantised_cases, "attention": attention_cases, "training": training_cases,
-    "memory": memory_cases, "conv": conv_cases, "models": model_cases,
+    "memory": memory_cases, "conv": conv_cases, "models": model_cases, "steps": step_cases,
 }  # fmt: skip
 
 
