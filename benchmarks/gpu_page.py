@@ -11,9 +11,9 @@ HEAD = """# Benchmarks on a GPU
 
 Written by `python -m benchmarks.gpu_page` from the rows of `python -m benchmarks.gpu` on {device} with PyTorch {torch}.
 Times are of kernels, in milliseconds: medians of CUDA events around replays of a captured graph, all contenders in one
-process, in turns, on the same random data. JAX is timed by the clock over ten calls, where it has a row. "Share" is the best
-peer's time over strata's: above 1, strata is faster. "Of the limit" is the larger of the shares of the copy bandwidth
-(4.1 TB/s) and of cuBLAS's best rate in bf16 (790 TFLOP/s). First calls include compiling.
+process, in turns, on the same random data. JAX is timed by the clock over ten calls, where it has a row. "Share" is the
+best peer's time over strata's: above 1, strata is faster. "Of the limit" is the larger of the shares of the copy
+bandwidth (4.1 TB/s) and of cuBLAS's best rate in bf16 (790 TFLOP/s). First calls include compiling.
 
 Rows are sorted: losses first.
 """

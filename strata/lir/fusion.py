@@ -408,10 +408,17 @@ class _Grouper:
         if self.again <= CHEAP or node.op.name != "cast" or node.types[0].dtype.bits <= node.inputs[0].dtype.bits:
             return False
         (value,) = node.outputs
-        users = self.users[value]
-        alone = len(users) == 1 and users[0].op.elementwise and users[0].types[0].shape == value.shape
-        loads = all(u.op.elementwise or self._traits(u).reduces for u in users)
-        return loads and value not in self.results and not alone
+        users, stack = [], [value]
+        while stack and len(users) < MAX_DEPTH:
+            if (x := stack.pop()) in self.results:
+                return False
+            for user in self.users[x]:
+                if user.op.name == "reshape":
+                    stack += user.outputs
+                else:
+                    users.append(user)
+        alone = len(users) == 1 and users[0].op.elementwise and users[0].types[0].size == value.type.size
+        return not alone and all(u.op.elementwise or self._traits(u).reduces for u in users)
 
     def _loads(self, node: Node) -> int:
         """What is read for one element; where arithmetic is nearly free, numbers of a whole row are not counted."""
