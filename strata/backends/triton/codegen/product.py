@@ -34,6 +34,7 @@ _FEW = 8  # rows or columns that make a tile worth its empty part
 _SHORT = 16  # terms, of which fewer are no tile
 _WIDE = 1 << 18  # elements of a matrix that a few rows are better multiplied with by tensor cores, too
 ROW_CLASSES = (16, 128, 1024)  # rows up to which a matmul of any number of rows has a schedule of its own
+_STEPS = 4  # of a part, where another number of parts was measured
 _HOPPER = 90  # the first architecture with a copy engine
 _ENGINE_BYTES = 16  # that rows of a matrix are a multiple of where the copy engine loads it
 
@@ -117,8 +118,9 @@ def choose_tiles(
         found = replace(found, descriptors=False)
     if found.persistent and (form.batch or _tile_count(form, found) <= found.persistent):
         found = replace(found, persistent=0)
-    if found.parts > 1 and not can_split(form, found.parts * found.terms):
-        found = replace(found, parts=1)
+    if found.parts > 1 and not can_split(form, found.parts * found.terms):  # fewer, each of several steps
+        fitting = (n for n in range(found.parts - 1, 1, -1) if can_split(form, _STEPS * n * found.terms))
+        found = replace(found, parts=next(fitting, 1))
     return found
 
 
