@@ -17,8 +17,8 @@ from strata.core import Dim, dim_prod
 from strata.kernel import Axis, Const, Expr, Kernel, Reduce, Scalar, Store, postorder
 
 _LEAST = 256  # rows, and ids, from which most terms are not looked at
-_WIDEST = 1024  # columns of a program
-_ELEMENTS = 8192  # of a program's sums
+_WIDEST = 256  # columns of a program
+_ELEMENTS = 4096  # of a program's sums
 _MANY, _SOME, _FEW = 1024, 128, 16  # ids that are looked at together
 
 
@@ -74,7 +74,7 @@ def emit_scatter(form: ScatteredRows) -> tuple[TritonEmitter, tuple[Dim, ...]]:
     wide = dim_prod([a.extent for a in form.columns])
     columns = power_of_two(known(wide), 1, _WIDEST)
     rows = min(_FEW, _ELEMENTS // columns)
-    e = TritonEmitter(form.kernel, Squares(rows, columns, 8 if columns > 256 else 4), (rows, columns))
+    e = TritonEmitter(form.kernel, Squares(rows, columns), (rows, columns))
     across = (wide + columns - 1) // columns
     e.write("tile = tl.program_id(0)")
     place_points(e, (form.row,), f"(tile // {e.size(across)})", rows, 0, "row")
