@@ -14,19 +14,25 @@ Decisions that cut an edge are kept with their reason, for `explain`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from strata.core import f32
 from strata.kernel import Kernel
 from strata.lir.fused import MAX_DEPTH, MOST_OPS, FusionGroup, KernelOf, beyond_limits, is_allowed, typical
 from strata.lir.order import Costs, best_order
 from strata.lir.reach import Reach
 from strata.lir.siblings import join_siblings
-from strata.lir.traits import STEP, Traits, has_kernel, is_generated, is_inline_constant, is_leaf, traits
+from strata.lir.traits import (
+    STEP,
+    Traits,
+    has_kernel,
+    is_generated,
+    is_inline_constant,
+    is_leaf,
+    learned_numbers,
+    traits,
+)
 from strata.lir.views import has_runs, keeps_runs, turns, view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value, fixed_values
 
@@ -37,8 +43,6 @@ MAX_OPS = 512  # of kernels that are joined: each joining builds both again
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
 _MANY_TIMES = 16  # that an element is read, so that reading it costs nothing
 MANY = 1 << 14  # elements of a reduction's result from which computing them in another order costs more than a copy
-LEARNED = 8  # numbers of a model that are read from memory, so that kernels that differ in them alone are one
-SIGNIFICANT = 1 << 13  # a number that a person wrote has zeros in the last bits of its 24, or is used again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class _Grouper:
             for x in node.inputs:
                 self.users[x].append(node)
         self.results = set(graph.results)
-        self.stored: set[Value] = _learned_numbers(self.users)
+        self.stored: set[Value] = learned_numbers(self.users)
         self.sizes: dict[Value, int] = {}  # ops of the kernel of each stored value
         self.cuts: list[Cut] = []
         self.fixed = fixed_values(self.order)  # computed once
@@ -589,18 +593,3 @@ def _stays_in_place(node: Node, x: Value) -> bool:
     if node.op.elementwise:
         return x.shape == out
     return node.op.name == "reshape" and [d for d in x.shape if d != 1] == [d for d in out if d != 1]
-
-
-def _learned_numbers(users: Mapping[Value, Sequence[Node]]) -> set[Value]:
-    """Scalars that training gave their values: odd ones that one op reads, where a graph has several of them."""
-    found = {
-        x
-        for x, nodes in users.items()
-        if len(nodes) == 1 and is_inline_constant(x.node) and x.dtype is f32 and nodes[0].op.elementwise and _is_odd(x)
-    }
-    return found if len(found) >= LEARNED else set()
-
-
-def _is_odd(x: Value) -> bool:
-    assert isinstance(x.node.op, Constant)
-    return bool(x.node.op.data.array.reshape(-1).view(np.uint32)[0] % SIGNIFICANT)
