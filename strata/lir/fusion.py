@@ -412,7 +412,8 @@ class _Grouper:
         if self.again <= CHEAP or node.op.name != "cast" or node.types[0].dtype.bits <= node.inputs[0].dtype.bits:
             return False
         (value,) = node.outputs
-        users, stack = [], [value]
+        users: list[Node] = []
+        stack = [value]
         while stack and len(users) < MAX_DEPTH:
             if (x := stack.pop()) in self.results:
                 return False
