@@ -15,7 +15,7 @@ from tests.fuzz.test_random_graphs import TOLERANCE, random_graph
 
 EVERY = (
     "integer_products", "inline_scan", "simplify", "fold", "requantize", "drop_unused", "lower_control_flow",
-    "find_attention", "layout", "legalize_broadcast",
+    "find_attention", "layout", "keep_lse", "legalize_broadcast",
     "merge_fake_quantize", "separate_pools", "decompose", "check_indices",
     "simplify", "share_matmul", "fold", "split_barriers", "rematerialize{distance=4, size=64}",
 )  # fmt: skip
