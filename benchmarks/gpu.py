@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu                          all rows; benchmarks.gpu_page writes a page from them
     python -m benchmarks.gpu --only gemm,attention    some groups
-    python -m benchmarks.gpu --sweep product,attention    schedules that a search may choose, timed: for winners.json
 
-Times are of kernels: medians of CUDA events around replays of a captured graph, all contenders in the same process on
-the same random data. A row says what share of the best peer, and of the limit of the card, strata reaches.
+Times are of kernels: medians of CUDA events around replays of a captured graph, all contenders in the same process, in
+turns, on the same random data. A row says what share of the best peer, and of the limit of the card, strata reaches.
+`benchmarks.gpu_sweep` times the schedules that kernels may have.
 """
 
 from __future__ import annotations
@@ -17,24 +17,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 import strata as st
-from benchmarks.gpu_models import Model, OnTorch, models
+from benchmarks.gpu_models import GPT2, Model, OnTorch, gpt2_step, gpt2_step_in_torch, gpt2_weights, models
 from strata import ops
 from strata.backends.triton.backend import PlannedBackend, rendered_step
-from strata.backends.triton.codegen.attention import render_attention
-from strata.backends.triton.codegen.dequant import render_dequant
-from strata.backends.triton.codegen.product import find_product
-from strata.backends.triton.codegen.render import Rendered, normal_form, render
+from strata.backends.triton.codegen.render import Rendered, render
 from strata.backends.triton.launch.calls import DriverCalls, PreparedLaunch
 from strata.backends.triton.launch.compile import Binary, compile_program
 from strata.backends.triton.launch.workers import compile_ahead
 from strata.backends.triton.target import Gpu
-from strata.backends.triton.tuning.search import attention_candidates, product_candidates
 from strata.core import DType, bf16, f16, f32, i64, u8
 from strata.lir import Lir
 from strata.mir import Graph
@@ -56,36 +51,62 @@ def torch_() -> Any:
     return torch
 
 
+class Replayed:
+    """A graph of several calls, and the times of its replays."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        torch = torch_()
+        self.stream = torch.cuda.Stream()
+        self.times: list[float] = []
+        with torch.cuda.stream(self.stream):
+            for _ in range(3):
+                work()
+            self.stream.synchronize()
+            begin = time.perf_counter()
+            work()
+            self.stream.synchronize()
+            once = max(2e-6, time.perf_counter() - begin)
+            self.count = max(1, min(100, int(2e-3 / once) + 1))
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                for _ in range(self.count):
+                    work()
+            for _ in range(2):
+                self.graph.replay()
+            self.stream.synchronize()
+
+    def measure(self, budget: float, least: int = 1) -> None:
+        torch = torch_()
+        stop, done = time.perf_counter() + budget, 0
+        with torch.cuda.stream(self.stream):
+            while done < least or (time.perf_counter() < stop and done < 40):
+                a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                a.record(self.stream)
+                self.graph.replay()
+                b.record(self.stream)
+                b.synchronize()
+                self.times.append(a.elapsed_time(b) / self.count)
+                done += 1
+
+    @property
+    def milliseconds(self) -> float:
+        return statistics.median(self.times)
+
+
 def milliseconds(work: Callable[[], Any], budget: float = 0.06) -> float:
     """The median time of one call, from events around replays of a graph of several."""
-    torch = torch_()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-        stream.synchronize()
-        begin = time.perf_counter()
-        work()
-        stream.synchronize()
-        once = max(2e-6, time.perf_counter() - begin)
-        count = max(1, min(100, int(2e-3 / once) + 1))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(count):
-                work()
-        times: list[float] = []
-        for _ in range(2):
-            graph.replay()
-        stream.synchronize()
-        stop = time.perf_counter() + budget
-        while len(times) < 5 or (time.perf_counter() < stop and len(times) < 40):
-            a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            a.record(stream)
-            graph.replay()
-            b.record(stream)
-            b.synchronize()
-            times.append(a.elapsed_time(b) / count)
-    return statistics.median(times)
+    replayed = Replayed(work)
+    replayed.measure(budget, 5)
+    return replayed.milliseconds
+
+
+def in_turns(works: dict[str, Callable[[], Any]], budget: float = 0.06, rounds: int = 6) -> dict[str, float]:
+    """The same of several contenders that take turns: the card's clock follows its heat, and is the same for all."""
+    made = {name: Replayed(work) for name, work in works.items()}
+    for _ in range(rounds):
+        for replayed in made.values():
+            replayed.measure(budget / rounds)
+    return {name: replayed.milliseconds for name, replayed in made.items()}
 
 
 def random_tensor(dtype: DType, shape: Sequence[int], scale: float = 1.0) -> Any:
@@ -394,16 +415,6 @@ def memory_cases() -> Iterator[Case]:
                0.0, 2.0 * rows * vocabulary)  # fmt: skip
 
 
-def conv(batch: int, inputs: int, outputs: int, side: int, taps: int, dtype: DType) -> Graph:
-    g, pad = Graph("conv"), taps // 2
-    x, w = g.input("x", dtype[batch, inputs, side, side]), g.param("w", dtype[outputs, inputs, taps, taps])
-    stride = 2 if taps == 7 else 1
-    y = ops.relu(ops.conv(x, w, stride=(stride, stride), padding=((pad, pad), (pad, pad))))
-    again = g.param("v", dtype[outputs, outputs, 1, 1])  # so that channels are last in between
-    g.outputs(ops.conv(y, again))
-    return g
-
-
 def conv_cases() -> Iterator[Case]:
     torch = torch_()
     for dtype in (f32, f16):
@@ -438,9 +449,27 @@ def model_cases() -> Iterator[Case]:
         )
 
 
+def step_cases() -> Iterator[Case]:
+    """A training step. Steps by torch change its weights: the losses of the first ones are compared."""
+    torch, batch, length = torch_(), 16, 1024
+    ids = {name: torch.randint(0, 50257, (batch, length), device="cuda") for name in ("ids", "targets")}
+    sizes = (GPT2[name] for name in ("layers", "width", "vocabulary"))
+    state: dict[str, list[Any]] = {}
+    feeds = dict(ids)
+    for name, shape in gpt2_weights(length, *sizes).items():
+        near_one = len(shape) == 1 and name.startswith("n") and "_b" not in name
+        weight = torch.ones(shape, device="cuda") if near_one else random_tensor(f32, shape, 0.02)
+        state[name] = [weight.clone().requires_grad_(), torch.zeros_like(weight), torch.zeros_like(weight)]
+        feeds |= {name: weight, f"first_{name}": torch.zeros_like(weight), f"second_{name}": torch.zeros_like(weight)}
+    matrices = sum(w.numel() for w in (s[0] for s in state.values()) if w.ndim == 2) - state["places"][0].numel()
+    flops = 6.0 * batch * length * matrices + 6.0 * GPT2["layers"] * batch * length * length * GPT2["width"]
+    yield Case("steps", f"GPT-2 124M bf16 {batch}x{length}, AdamW", gpt2_step(batch, length), feeds,
+               lambda: gpt2_step_in_torch(state, ids["ids"], ids["targets"]), (), flops)  # fmt: skip
+
+
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "gemm": gemm_cases, "quantised": quantised_cases, "attention": attention_cases, "training": training_cases,
-    "memory": memory_cases, "conv": conv_cases, "models": model_cases,
+    "memory": memory_cases, "conv": conv_cases, "models": model_cases, "steps": step_cases,
 }  # fmt: skip
 
 
@@ -461,8 +490,7 @@ def measure(programs: Programs, case: Case, *, compiled: bool, jaxed: bool) -> d
     row["error"] = float((got.float() - expected.float()).abs().max()) / max(scale, 1e-9)
     row["right"] = row["error"] <= case.tolerance
     row["kernels"] = plan.count
-    row["strata_ms"] = milliseconds(plan.run)
-    row["torch_ms"] = milliseconds(lambda: case.torch(*case.arguments))
+    works = {"strata_ms": plan.run, "torch_ms": lambda: case.torch(*case.arguments)}
     if compiled:
         try:
             begin = time.perf_counter()
@@ -470,9 +498,10 @@ def measure(programs: Programs, case: Case, *, compiled: bool, jaxed: bool) -> d
             fn(*case.arguments)
             torch.cuda.synchronize()
             row["torch_compile_first_s"] = round(time.perf_counter() - begin, 2)
-            row["torch_compile_ms"] = milliseconds(lambda: fn(*case.arguments))
+            works["torch_compile_ms"] = lambda: fn(*case.arguments)
         except Exception as error:  # noqa: BLE001 - a peer that does not run is a missing column
             row["torch_compile_fails"] = str(error)[:100]
+    row |= in_turns(works)
     if jaxed and case.jax is not None:
         row["jax_ms"] = jax_milliseconds(case.jax, case.arguments)
     best = min(v for k, v in row.items() if k in ("torch_ms", "torch_compile_ms", "jax_ms"))
@@ -501,130 +530,10 @@ def jax_milliseconds(fn: Callable[..., Any], arguments: Sequence[Any]) -> float:
     return statistics.median(times)
 
 
-# -------------------------------------------------------------------------------------------------------------- sweeps
-
-GEMMS = [
-    (8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (1024, 1024, 1024), (512, 3072, 768),
-    (512, 4096, 4096), (256, 4096, 4096), (32, 4096, 4096), (4096, 3072, 768), (4096, 768, 3072), (128, 3072, 768),
-    (2048, 5632, 2048), (128, 14336, 4096), (64, 4096, 4096), (16, 4096, 4096), (1, 4096, 4096), (1, 14336, 4096),
-    (1, 2048, 5632), (1, 32000, 2048), (1, 2560, 2048), (1, 2048, 2048), (1, 5632, 2048), (1, 3072, 768),
-    (1, 768, 3072),
-]  # fmt: skip
-
-WIDE_GEMMS = [(4096, 4096, 4096), (1024, 1024, 1024), (128, 768, 768), (16, 4096, 4096)]
-CONVS = [
-    (64, 64, 64, 56, 3),
-    (64, 256, 64, 56, 1),
-    (64, 64, 256, 56, 1),
-    (64, 128, 128, 28, 3),
-    (64, 256, 256, 14, 3),
-    (64, 512, 512, 7, 3),
-    (64, 1024, 256, 14, 1),
-    (64, 3, 64, 224, 7),
-    (1, 256, 256, 14, 3),
-]  # batch, inputs, outputs, pixels a side, taps a side
-
-
-def sweep(programs: Programs, kinds: Sequence[str], most: int) -> Iterator[dict[str, Any]]:
-    """Every candidate of every size, compiled on all cores first, checked, timed."""
-    st.register_backend("triton_planned", PlannedBackend(programs.gpu))
-    work: list[tuple[str, tuple[int, ...], Callable[[], dict[str, Any]], list[tuple[str, Rendered]]]] = []
-    graphs: list[Graph] = [matmul(*sizes) for sizes in GEMMS] if "product" in kinds else []
-    graphs += [matmul(*sizes) for sizes in GEMMS if sizes[0] == 1] if "decode" in kinds else []
-    graphs += (
-        [matmul(*sizes) for sizes in GEMMS if sizes[1:] == (4096, 4096) and 16 < sizes[0] < 4096]
-        if "middle" in kinds
-        else []
-    )
-    graphs += [matmul(*sizes, f32) for sizes in WIDE_GEMMS] if "wide" in kinds else []
-    graphs += [conv(*sizes, f16) for sizes in CONVS] if "conv" in kinds else []
-    graphs += [conv(*sizes, f32) for sizes in CONVS[:2]] if "wide" in kinds else []
-    for graph in graphs:
-        for kernel in CompilePipeline("triton_planned").compile(graph).lir.kernels.values():
-            found = find_product(normal_form(kernel), programs.gpu)
-            if found is None:
-                continue
-            texts = [str(t) for t in product_candidates(found.form, found.sums, programs.gpu)][:most]
-            made = [(t, render(replace(kernel, schedule=t), programs.gpu)) for t in texts]
-
-            def tensors(buffers: Any = kernel.buffers) -> dict[str, Any]:
-                return {b.name: random_tensor(b.dtype, [int(d) for d in b.shape], 0.1) for b in buffers}
-
-            sizes = tuple(int(n) for n in found.form.extents[1:])
-            work.append((f"product {found.sums[0].dtype.bits}", sizes, tensors, made))
-    for name, m, n, k in QUANTISED if "blocks" in kinds else ():
-        if m > 8:
-            continue
-        (step,) = CompilePipeline("triton_planned").compile(dequant_graph(name, m, n, k)).lir.schedule
-        texts = [f"rows {points} x {terms} warps {warps}" for points in (1, 2) for terms in (512, 1024, 2048, 4096)
-                 for warps in (1, 2, 4, 8) if points * terms >= 512 * warps]  # fmt: skip
-        made = [(t, render_dequant(step.nodes[0], programs.gpu, t)) for t in texts]
-
-        def blocks(name: str = name, m: int = m, n: int = n, k: int = k) -> dict[str, Any]:
-            form = gguf_blocks.block_format(name)
-            codes = gguf_blocks.random_blocks(form, n * k // form.elements, np.random.default_rng(0)).reshape(-1)
-            return {"codes": torch_().from_numpy(codes).cuda(), "x": random_tensor(bf16, (m, k)),
-                    "out": random_tensor(bf16, (m, n))}  # fmt: skip
-
-        work.append((f"rows blocks {name} {m}", (n, k), blocks, made))
-    if "attention" in kinds:
-        for b, h, q, s, d, shared, causal in ATTENTIONS:
-            graph = attention_graph(b, h, q, s, d, shared=shared, causal=causal)
-            (step,) = CompilePipeline("triton_planned").compile(graph).lir.schedule
-            rows = q * (h // shared) if q <= 16 else q
-            made = []
-            for blocks in attention_candidates(q, d, 16):
-                made.append((str(blocks), render_attention(step.nodes[0], step.views or (), programs.gpu, str(blocks))))
-
-            def heads(
-                b: int = b, h: int = h, q: int = q, s: int = s, d: int = d, shared: int = shared
-            ) -> dict[str, Any]:
-                shapes = {"q": (b, h, q, d), "k": (b, shared, s, d), "v": (b, shared, s, d), "out": (b, h, q, d)}
-                return {name: random_tensor(bf16, shape) for name, shape in shapes.items()}
-
-            work.append((f"attention 16{' causal' if causal else ''}", (rows, s, d), heads, made))
-    begin = time.perf_counter()
-    rejected = compile_ahead([p for _, _, _, made in work for _, r in made for p in r.programs], programs.gpu)
-    why = sorted({text[-80:] for text in rejected.values()})[:5]
-    count = sum(len(made) for *_, made in work)
-    yield {"compiled": count, "rejected": len(rejected), "seconds": time.perf_counter() - begin, "why": why}
-    for kind, sizes, fresh, made in work:
-        memory = fresh()
-        first = None
-        times: list[tuple[float, str]] = []
-        for text, rendered in made:
-            if any(p.text() in rejected for p in rendered.programs):
-                continue
-            out = memory[rendered.kernel.outputs[0].name]
-            try:
-                out.fill_(float("nan"))
-                run = programs.launcher(rendered, memory)
-                run()
-                torch_().cuda.synchronize()
-                if first is None:
-                    first = out.float().clone()
-                error = float((out.float() - first).abs().max() / first.abs().max())
-                if not error <= 2e-2:
-                    yield {"kind": kind, "sizes": sizes, "schedule": text, "wrong": error}
-                    continue
-                times.append((milliseconds(run, 0.01), text))
-            except Exception as problem:  # noqa: BLE001 - a candidate that the card refuses is no winner
-                yield {"kind": kind, "sizes": sizes, "schedule": text, "fails": str(problem)[:100]}
-        times.sort()
-        peer = None
-        inputs = [memory[x.name] for x in made[0][1].kernel.inputs]
-        if kind.startswith("product") and all(t.ndim == 2 for t in inputs):
-            a, b = inputs if inputs[0].shape == (sizes[0], sizes[2]) else inputs[::-1]
-            peer = milliseconds(partial(torch_().matmul, a, b), 0.02)
-        yield {"kind": kind, "sizes": sizes, "peer": peer, "best": [[round(t, 5), text] for t, text in times[:6]]}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default=",".join(GROUPS))
     parser.add_argument("--match", default="", help="only rows whose names have one of these words, by commas")
-    parser.add_argument("--sweep", default="")
-    parser.add_argument("--most", type=int, default=60, help="candidates of one size")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--no-jax", action="store_true")
     parser.add_argument("--out", default="", help="a file for the rows, beside standard output")
@@ -643,10 +552,6 @@ def main() -> int:
                 json.dump(rows, file, indent=1)
 
     tell({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "strata": st.__version__})
-    if given.sweep:
-        for row in sweep(programs, given.sweep.split(","), given.most):
-            tell(row)
-        return 0
     for group in given.only.split(","):
         for case in GROUPS[group]():
             if not any(word in case.name for word in given.match.split(",")):

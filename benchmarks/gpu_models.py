@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata import ops
-from strata.core import DType, bf16, f16
-from strata.mir import Graph, Value
+from strata.core import DType, bf16, f16, f32, i64
+from strata.mir import Graph, Value, constant, pullback
 
 Weights = dict[str, tuple[DType, tuple[int, ...]]]
 
@@ -66,6 +66,20 @@ class OnStrata:
     def pixel_mean(self, x: Value) -> Value:
         return ops.mean(x, axis=(2, 3))
 
+    def embedding(self, ids: Value, w: Value) -> Value:
+        return ops.embedding(ids, w)
+
+    def gelu_tanh(self, x: Value) -> Value:
+        return ops.gelu(x, approximate="tanh")
+
+    def turned_over(self, w: Value) -> Value:
+        return ops.transpose(w, (1, 0))
+
+    def loss(self, z: Value, targets: Value) -> Value:
+        rows = z.shape[0] * z.shape[1]
+        flat = ops.reshape(ops.cast(z, f32), (rows, z.shape[2]))
+        return ops.cross_entropy(flat, ops.reshape(targets, (rows,))).mean()
+
 
 class OnTorch:
     """The same over tensors."""
@@ -121,6 +135,18 @@ class OnTorch:
 
     def pixel_mean(self, x: Any) -> Any:
         return x.mean((2, 3))
+
+    def embedding(self, ids: Any, w: Any) -> Any:
+        return self.f.embedding(ids, w)
+
+    def gelu_tanh(self, x: Any) -> Any:
+        return self.f.gelu(x, approximate="tanh")
+
+    def turned_over(self, w: Any) -> Any:
+        return w.t()
+
+    def loss(self, z: Any, targets: Any) -> Any:
+        return self.f.cross_entropy(z.flatten(0, 1).float(), targets.flatten())
 
 
 @dataclass
@@ -239,6 +265,77 @@ def resnet(batch: int, kind: DType = f16) -> Model:
         return f.linear(f.pixel_mean(x), w["fc"])
 
     return Model(f"ResNet-50 {kind} {batch}", call, weights, {"x": (kind, (batch, 3, 224, 224))}, 8.2e9 * batch)
+
+
+GPT2 = {"layers": 12, "width": 768, "count": 12, "vocabulary": 50304}  # 124M, the vocabulary in whole tiles
+
+
+def gpt2_loss(f: Any, w: dict[str, Any], ids: Any, targets: Any, *, layers: int, width: int, count: int) -> Any:
+    """The loss of GPT-2 over weights in bf16."""
+    x = f.embedding(ids, w["tokens"]) + w["places"]
+    for i in range(layers):
+        y = f.linear(f.layer_norm(x, w[f"n1{i}"], w[f"n1_b{i}"]), w[f"qkv{i}"], w[f"qkv_b{i}"])
+        q, k, v = (f.heads(y[..., n * width : (n + 1) * width], count) for n in range(3))
+        x = x + f.linear(f.together(f.attention(q, k, v, True)), w[f"o{i}"], w[f"o_b{i}"])
+        y = f.linear(f.layer_norm(x, w[f"n2{i}"], w[f"n2_b{i}"]), w[f"up{i}"], w[f"up_b{i}"])
+        x = x + f.linear(f.gelu_tanh(y), w[f"down{i}"], w[f"down_b{i}"])
+    x = f.layer_norm(x, w["norm"], w["norm_b"])
+    return f.loss(f.linear(x, f.turned_over(w["tokens"])), targets)
+
+
+def gpt2_step(batch: int, length: int, *, layers: int = GPT2["layers"]) -> Graph:
+    """A training step of GPT-2 124M: the loss in bf16 over weights in f32, gradients, AdamW. Results are the loss, then
+    the new weights and both moments of each."""
+    width, count, vocabulary = (GPT2[name] for name in ("width", "count", "vocabulary"))
+    g = Graph("step")
+    ids, targets = (g.input(name, i64[batch, length]) for name in ("ids", "targets"))
+    shapes = gpt2_weights(length, layers, width, vocabulary)
+    weights = {name: g.input(name, f32[shape]) for name, shape in shapes.items()}
+    narrow = {name: ops.cast(value, bf16) for name, value in weights.items()}
+    loss = gpt2_loss(OnStrata(), narrow, ids, targets, layers=layers, width=width, count=count)
+    slopes = pullback([loss], [constant(1.0, f32)], list(weights.values()))
+    results = [loss]
+    for (name, value), slope in zip(weights.items(), slopes, strict=True):
+        assert slope is not None, f"{name} has a gradient"
+        first, second = (g.input(f"{kind}_{name}", value.type) for kind in ("first", "second"))
+        first = first * 0.9 + slope * 0.1
+        second = second * 0.95 + slope * slope * 0.05
+        step = first / (ops.sqrt(second) + 1e-8) * 3e-4
+        results += [value * (1 - 3e-4 * 0.1) - step, first, second]
+    g.outputs(*results)
+    return g
+
+
+def gpt2_step_in_torch(state: dict[str, list[Any]], ids: Any, targets: Any) -> Any:
+    """The same by PyTorch, over lists of weights and moments; gives the loss."""
+    import torch
+
+    names, weights = list(state), [s[0] for s in state.values()]
+    narrow = dict(zip(names, (w.to(torch.bfloat16) for w in weights), strict=True))
+    sizes = {name: GPT2[name] for name in ("layers", "width", "count")}
+    loss = gpt2_loss(OnTorch(), narrow, ids, targets, **sizes)
+    slopes = torch.autograd.grad(loss, weights)
+    with torch.no_grad():
+        first, second = ([s[n] for s in state.values()] for n in (1, 2))
+        torch._foreach_mul_(first, 0.9)
+        torch._foreach_add_(first, slopes, alpha=0.1)
+        torch._foreach_mul_(second, 0.95)
+        torch._foreach_addcmul_(second, slopes, slopes, value=0.05)
+        below = torch._foreach_add(torch._foreach_sqrt(second), 1e-8)
+        torch._foreach_mul_(weights, 1 - 3e-4 * 0.1)
+        torch._foreach_addcdiv_(weights, first, below, value=-3e-4)
+    return loss.detach()
+
+
+def gpt2_weights(length: int, layers: int, width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"tokens": (vocabulary, width), "places": (length, width)}
+    for i in range(layers):
+        shapes |= {
+            f"qkv{i}": (width, 3 * width), f"qkv_b{i}": (3 * width,), f"o{i}": (width, width), f"o_b{i}": (width,),
+            f"up{i}": (width, 4 * width), f"up_b{i}": (4 * width,), f"down{i}": (4 * width, width),
+            f"down_b{i}": (width,), f"n1{i}": (width,), f"n1_b{i}": (width,), f"n2{i}": (width,), f"n2_b{i}": (width,),
+        }  # fmt: skip
+    return shapes | {"norm": (width,), "norm_b": (width,)}
 
 
 def models() -> Iterator[Model]:

@@ -11,9 +11,9 @@ HEAD = """# Benchmarks on a GPU
 
 Written by `python -m benchmarks.gpu_page` from the rows of `python -m benchmarks.gpu` on {device} with PyTorch {torch}.
 Times are of kernels, in milliseconds: medians of CUDA events around replays of a captured graph, all contenders in one
-process on the same random data. JAX is timed by the clock over ten calls, where it has a row. "Share" is the best
-peer's time over strata's: above 1, strata is faster. "Of the limit" is the larger of the shares of the copy bandwidth
-(4.1 TB/s) and of cuBLAS's best rate in bf16 (790 TFLOP/s). First calls include compiling.
+process, in turns, on the same random data. JAX is timed by the clock over ten calls, where it has a row. "Share" is the
+best peer's time over strata's: above 1, strata is faster. "Of the limit" is the larger of the shares of the copy
+bandwidth (4.1 TB/s) and of cuBLAS's best rate in bf16 (790 TFLOP/s). First calls include compiling.
 
 Rows are sorted: losses first.
 """
@@ -58,6 +58,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 TITLES = {
     "models": "Models",
+    "steps": "Training steps",
     "gemm": "Matmuls, bf16",
     "quantised": "Quantised weights, x in bf16",
     "attention": "Attention, bf16",
@@ -70,7 +71,8 @@ NOTES = {
     "gemm": "Sizes are rows x terms x columns.",
     "quantised": "Rows x terms x columns, with blocks as files have them; torch multiplies the same weights in bf16.",
     "attention": "batch x heads (key heads) x queries x keys x width.",
-    "training": "Forward and backward; strata's backward pass computes the statistics of rows again.",
+    "training": "Forward and backward, in one graph.",
+    "steps": "Loss in bf16 over weights in f32, gradients, AdamW; strata writes new weights beside the old ones.",
 }
 
 

@@ -206,6 +206,8 @@ class Capabilities:
     """Names of the element types that it holds; None: all."""
     narrow_matmuls: frozenset[str] = frozenset()
     """Names of the floats of 16 bits in which matmuls and attention are much faster than in f32."""
+    recompute_cost: int = 6
+    """Cost of a value's scalar functions up to which its readers compute it again rather than load it."""
     host_steps: bool = True
     """Ops without a kernel run on the host in between; else they are refused."""
     takes_graphs: bool = False

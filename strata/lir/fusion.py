@@ -14,19 +14,25 @@ Decisions that cut an edge are kept with their reason, for `explain`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from strata.core import f32
 from strata.kernel import Kernel
 from strata.lir.fused import MAX_DEPTH, MOST_OPS, FusionGroup, KernelOf, Recipes, beyond_limits, typical
 from strata.lir.merge import Cut, Merger
 from strata.lir.order import Costs, best_order
 from strata.lir.siblings import join_siblings
-from strata.lir.traits import STEP, Traits, has_kernel, is_generated, is_inline_constant, is_leaf, traits
+from strata.lir.traits import (
+    STEP,
+    Traits,
+    has_kernel,
+    is_generated,
+    is_inline_constant,
+    is_leaf,
+    learned_numbers,
+    traits,
+)
 from strata.lir.views import has_runs, keeps_runs, turns, view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value, fixed_values
 
@@ -34,9 +40,8 @@ if TYPE_CHECKING:
     from strata.passes import FusionLimits
 
 CHEAP = 6  # cost of scalar functions below which computing again beats a store and a load
+_MANY_TIMES = 16  # that an element is read, so that reading it costs nothing
 MANY = 1 << 14  # elements of a reduction's result from which computing them in another order costs more than a copy
-LEARNED = 8  # numbers of a model that are read from memory, so that kernels that differ in them alone are one
-SIGNIFICANT = 1 << 13  # a number that a person wrote has zeros in the last bits of its 24, or is used again and again
 
 
 @dataclass
@@ -52,13 +57,15 @@ def group_graph(
     views: Callable[[Node], bool] | None = None,
     *,
     limits: FusionLimits | None = None,
+    again: int = CHEAP,
 ) -> Grouping:
     """Split a graph into kernels and steps of one op, in an order in which they can run.
 
     `whole` says of a node that has a lowering whether it is better a step of its own; `views`, of a step of its own,
-    whether it reads evenly spaced elements in place. `limits` bound the ops and inputs of each kernel.
+    whether it reads evenly spaced elements in place. `limits` bound the ops and inputs of each kernel. A value whose
+    scalar functions cost no more than `again` is computed again rather than stored and loaded.
     """
-    return _Grouper(graph, whole, views, limits).run()
+    return _Grouper(graph, whole, views, limits, again).run()
 
 
 class _Grouper:
@@ -68,8 +75,9 @@ class _Grouper:
         whole: Callable[[Node], bool] | None,
         views: Callable[[Node], bool] | None,
         limits: FusionLimits | None,
+        again: int,
     ) -> None:
-        self.graph, self.limits = graph, limits
+        self.graph, self.limits, self.again = graph, limits, again
         self.most_ops = MOST_OPS if limits is None else min(MOST_OPS, limits.max_steps)
         self.fuse = self.most_ops > 1
         self.order = graph.nodes()
@@ -82,7 +90,7 @@ class _Grouper:
             for x in node.inputs:
                 self.users[x].append(node)
         self.results = set(graph.results)
-        self.stored: set[Value] = _learned_numbers(self.users)
+        self.stored: set[Value] = learned_numbers(self.users)
         self.sizes: dict[Value, int] = {}  # ops of the kernel of each stored value
         self.cuts: list[Cut] = []
         self.fixed = fixed_values(self.order)  # computed once
@@ -91,6 +99,7 @@ class _Grouper:
         self.sliding: set[Value] = set()  # values that the epilogue of a convolution may compute
         for node in self.order:
             ends = [x for x in node.inputs if x in self.sliding and _stays_in_place(node, x)]
+            ends = [] if self._is_widened_for_readers(node) else ends
             if ends or (node.inputs and self._traits(node).slides):
                 self.sliding.update(node.outputs)
         self.halves: set[int] = set()  # slices: the two halves of a matmul, where they meet element by element
@@ -226,7 +235,7 @@ class _Grouper:
         if joined and len(users) > 1 and self._cost(node) > 0:
             return "several ops read what is put together from computed parts"
         needed = {r for u in users for v in u.outputs if v in roots for r in roots[v]}
-        if len(needed) > 1 and not (what.moves or (self._cost(node) <= CHEAP and self._loads(node) <= 1)):
+        if len(needed) > 1 and not (what.moves or (self._cost(node) <= self.again and self._loads(node) <= 1)):
             return f"{len(needed)} kernels need it"
         if what.contracts and any(r in contraction_of for r in needed):
             return "its reader has a contraction already"
@@ -311,19 +320,25 @@ class _Grouper:
     def _cost(self, node: Node) -> int:
         """Scalar cost of one element, producers that would be inlined included, as far as it matters."""
         total, stack, seen = 0, [node], 0
-        while stack and total <= CHEAP and seen < 32:
+        while stack and total <= self.again and seen < 32:
             current = stack.pop()
             seen += 1
             if isinstance(current.op, (Input, Param, Constant)):
                 continue
             what = self._traits(current)
             total += what.cost + (100 if what.reduces or what.scans or not what.lowers else 0)
-            stack += [x.node for x in current.inputs if x not in self.stored and not self._stores_product(x, current)]
+            stack += [x.node for x in current.inputs if x not in self.stored and not self._stores_product(x, current)
+                      and not self._is_read_often(x, node)]  # fmt: skip
         return total
+
+    def _is_read_often(self, x: Value, node: Node) -> bool:
+        """Whether x is a number of a whole row, or of more: where arithmetic is nearly free, it is what is stored."""
+        return self.again > CHEAP and _MANY_TIMES * typical(x.type.size) <= typical(node.types[0].size)
 
     def _stores_product(self, x: Value, reader: Node) -> bool:
         """Whether x is a matmul that the reader cannot be an epilogue of: it is stored, or will be."""
-        return self._traits(x.node).contracts and not self._is_epilogue(reader, x)
+        behind = self._traits(x.node).contracts or (self.again > CHEAP and x in self.products)
+        return behind and not self._is_epilogue(reader, x)
 
     def _find_products(self) -> dict[Value, Node]:
         """Contractions, and what is computed from them element by element: the contraction behind each such value.
@@ -389,6 +404,8 @@ class _Grouper:
 
     def _is_epilogue(self, reader: Node, x: Value, products: Mapping[Value, Node] | None = None) -> bool:
         out = reader.types[0]
+        if self._is_widened_for_readers(reader):
+            return False
         if reader.op.elementwise:
             return out.shape == x.shape and out.dtype.is_complex == x.dtype.is_complex
         if id(reader) in self.halves or (x in self.sliding and _stays_in_place(reader, x)):
@@ -397,8 +414,27 @@ class _Grouper:
             return False
         return keeps_runs(Value(reader, 0), self.products if products is None else products)
 
+    def _is_widened_for_readers(self, node: Node) -> bool:
+        """Whether a node does no more than make floats wider, for readers that will load them: those can do it, too."""
+        if self.again <= CHEAP or node.op.name != "cast" or node.types[0].dtype.bits <= node.inputs[0].dtype.bits:
+            return False
+        (value,) = node.outputs
+        users: list[Node] = []
+        stack = [value]
+        while stack and len(users) < MAX_DEPTH:
+            if (x := stack.pop()) in self.results:
+                return False
+            for user in self.users[x]:
+                if user.op.name == "reshape":
+                    stack += user.outputs
+                else:
+                    users.append(user)
+        alone = len(users) == 1 and users[0].op.elementwise and users[0].types[0].size == value.type.size
+        return not alone and all(u.op.elementwise or self._traits(u).reduces for u in users)
+
     def _loads(self, node: Node) -> int:
-        return len({x for x in node.inputs if not is_inline_constant(x.node)})
+        """What is read for one element; where arithmetic is nearly free, numbers of a whole row are not counted."""
+        return len({x for x in node.inputs if not is_inline_constant(x.node) and not self._is_read_often(x, node)})
 
     # one kernel
 
@@ -499,18 +535,3 @@ def _stays_in_place(node: Node, x: Value) -> bool:
     if node.op.elementwise:
         return x.shape == out
     return node.op.name == "reshape" and [d for d in x.shape if d != 1] == [d for d in out if d != 1]
-
-
-def _learned_numbers(users: Mapping[Value, Sequence[Node]]) -> set[Value]:
-    """Scalars that training gave their values: odd ones that one op reads, where a graph has several of them."""
-    found = {
-        x
-        for x, nodes in users.items()
-        if len(nodes) == 1 and is_inline_constant(x.node) and x.dtype is f32 and nodes[0].op.elementwise and _is_odd(x)
-    }
-    return found if len(found) >= LEARNED else set()
-
-
-def _is_odd(x: Value) -> bool:
-    assert isinstance(x.node.op, Constant)
-    return bool(x.node.op.data.array.reshape(-1).view(np.uint32)[0] % SIGNIFICANT)

@@ -12,7 +12,7 @@ import numpy as np
 from strata.core import Target
 from strata.kernel import Expr, Kernel, Load, Reduce, Scan, postorder
 from strata.lir.fused import FusionGroup
-from strata.lir.fusion import Grouping, group_graph
+from strata.lir.fusion import CHEAP, Grouping, group_graph
 from strata.lir.ir import PLAIN_MEMORY, Io, Lir, LirBuffer, MemoryPlanOptions, Step
 from strata.lir.memory import check_limit
 from strata.lir.traits import is_inline_constant, traits
@@ -31,20 +31,28 @@ def plan(
     whole: Callable[[Node], bool] | None = None,
     views: Callable[[Node], bool] | None = None,
     limits: FusionLimits | None = None,
+    again: int = CHEAP,
     bodies: bool = False,
     made_with: str = "",
     memory: MemoryPlanOptions = PLAIN_MEMORY,
 ) -> Lir:
-    """Group a graph into kernels and plan its memory. `whole`, `views` and `limits` are those of `group_graph`.
+    """Group a graph into kernels and plan its memory: `whole`, `views`, `limits` and `again` are as in `group_graph`.
 
     With `bodies`, loops and branches have plans of what they run, made in the same way.
     """
 
     def plan_bodies(op: Op) -> tuple[Lir, ...]:
-        options: Any = {"whole": whole, "views": views, "limits": limits, "bodies": True, "memory": memory}
+        options: Any = {
+            "whole": whole,
+            "views": views,
+            "limits": limits,
+            "again": again,
+            "bodies": True,
+            "memory": memory,
+        }
         return tuple(plan(nested.opened(), target, **options) for nested in op.nested()) if bodies else ()
 
-    grouping = group_graph(graph, whole, views, limits=limits)
+    grouping = group_graph(graph, whole, views, limits=limits, again=again)
     lir = _Planner(graph, target or Target.host(), grouping, plan_bodies).run(made_with, memory)
     check_limit(lir, memory_limit)
     return lir

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from strata.core import Table, TensorType
+import numpy as np
+
+from strata.core import Table, TensorType, f32
 from strata.kernel import SCALARS, Expr, KernelBuilder, Load, Reduce, Scalar, Scan, postorder
 from strata.mir import Constant, Input, Node, Op, Param, Value, as_tuple
 
@@ -27,6 +30,8 @@ class Traits:
 GENERATORS = ("random_bits", "iota")
 _SPREADS = ("broadcast_to", "reshape", "transpose")
 _CHOICES = ("select", "and", "or", "not", "lt", "le", "gt", "ge")
+SIGNIFICANT = 1 << 13  # a number that a person wrote has zeros in the last bits of its 24, or is used again and again
+LEARNED = 8  # numbers of a model that are read from memory, so that kernels that differ in them alone are one
 STEP = Traits(False, False, False, False, False, 0)  # of an op that is a step of its own
 _TRAITS: Table[tuple[Op, tuple[TensorType, ...]], Traits] = Table("op traits")
 
@@ -97,3 +102,18 @@ def is_generated(value: Value) -> bool:
         else:
             stack += [y for y in x.node.inputs if y.type.size == x.type.size and not is_inline_constant(y.node)]
     return found
+
+
+def learned_numbers(users: Mapping[Value, Sequence[Node]]) -> set[Value]:
+    """Scalars that training gave their values: odd ones that one op reads, where a graph has several of them."""
+    found = {
+        x
+        for x, nodes in users.items()
+        if len(nodes) == 1 and is_inline_constant(x.node) and x.dtype is f32 and nodes[0].op.elementwise and _is_odd(x)
+    }
+    return found if len(found) >= LEARNED else set()
+
+
+def _is_odd(x: Value) -> bool:
+    assert isinstance(x.node.op, Constant)
+    return bool(x.node.op.data.array.reshape(-1).view(np.uint32)[0] % SIGNIFICANT)

@@ -43,6 +43,7 @@ from strata.ops.conv.conv_last import (
 from strata.ops.indexing.arrange import arange, eye, linspace, tri
 from strata.ops.indexing.indexing import CheckedIds, Indexed, id_error, may_be_empty
 from strata.ops.linalg.matmul import MatMul
+from strata.ops.nn.attention import Attention, AttentionBackward, AttentionLse
 from strata.ops.nn.paged import PagedAttention, PagedUpdate
 from strata.ops.nn.rope import RopeScaling, rope_frequencies, rope_tables
 from strata.ops.quant import gguf_blocks, gguf_codebooks, gguf_fields, schemes

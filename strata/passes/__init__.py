@@ -21,6 +21,7 @@ from strata.passes.canonicalize.legalize_broadcast import LegalizeBroadcast
 from strata.passes.canonicalize.simplify import Simplify
 from strata.passes.expand.expand import Expand
 from strata.passes.fuse.find_attention import FindAttention
+from strata.passes.fuse.keep_lse import KeepLse
 from strata.passes.fuse.limits import FusionLimits
 from strata.passes.fuse.share_matmul import ShareMatMul
 from strata.passes.layout.layout import ChannelsLast

@@ -14,6 +14,7 @@ from strata.passes.canonicalize.inline_scan import InlineScan
 from strata.passes.canonicalize.simplify import Simplify
 from strata.passes.expand.expand import Expand
 from strata.passes.fuse.find_attention import FindAttention
+from strata.passes.fuse.keep_lse import KeepLse
 from strata.passes.fuse.share_matmul import ShareMatMul
 from strata.passes.layout.layout import ChannelsLast
 from strata.passes.layout.separate_pools import SeparatePools
@@ -55,6 +56,8 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
         passes.append(Precision(chosen.precision))
     if ctx is not None and ctx.claimed("conv_last"):
         passes.append(ChannelsLast())
+    if chosen.fusion:
+        passes.append(KeepLse())
     passes += [SeparatePools(), Decompose()]
     claims = ctx.claims if ctx is not None and ctx.claims is not None else frozenset()
     if "expand" in claims:

@@ -88,12 +88,15 @@ def cases() -> Iterator[Case]:
 def gradients() -> Iterator[Case]:
     """Backward attention: as a graph of its own, whose results are dq, dk and dv."""
     rng = np.random.default_rng(1)
-    for name, dtype, (batch, heads, queries, width), (shared, keys), layout, causal in (
-        ("back, plain", f32, (2, 2, 40, 32), (2, 40), "bhsd", False),
-        ("back, causal", bf16, (1, 4, 70, 32), (2, 70), "bhsd", True),
-        ("back, heads last", f16, (2, 4, 33, 24), (2, 50), "bshd", True),
-        ("back, more queries", f32, (1, 2, 90, 16), (1, 33), "bhsd", True),
-        ("back, whole blocks", bf16, (1, 2, 128, 64), (2, 128), "bhsd", True),
+    for at, (name, dtype, (batch, heads, queries, width), (shared, keys), layout, causal) in enumerate(
+        (
+            ("back, plain", f32, (2, 2, 40, 32), (2, 40), "bhsd", False),
+            ("back, causal", bf16, (1, 4, 70, 32), (2, 70), "bhsd", True),
+            ("back, heads last", f16, (2, 4, 33, 24), (2, 50), "bshd", True),
+            ("back, more queries", f32, (1, 2, 90, 16), (1, 33), "bhsd", True),
+            ("back, whole blocks", bf16, (1, 2, 128, 64), (2, 128), "bhsd", True),
+        )
+        * 2
     ):
         g, feeds, inputs = Graph("back"), {}, []
         for label, count, length in (
@@ -106,8 +109,9 @@ def gradients() -> Iterator[Case]:
             feeds[label] = rng.standard_normal(shape).astype(dtype.np)
             inputs.append(g.input(label, dtype[shape]))
         op = AttentionBackward(heads, shared, width, layout=layout, causal=causal)
-        g.outputs(*op(*inputs))
-        yield name, g, feeds
+        beside = [] if at < 5 else [ops.attention(*inputs[:3], causal=causal, layout=layout)]
+        g.outputs(*op(*inputs), *beside)  # beside the forward pass, whose rows' sums are kept
+        yield name if at < 5 else f"{name}, beside forward", g, feeds
 
 
 def main(names: list[str]) -> int:

@@ -209,6 +209,15 @@ def ids_far_and_near() -> None:
     g.outputs(picked * 2, ops.scatter_add(picked, ids, 50))
     for count in (0, 1, 37):
         agree(g, {"table": normal(50, 24), "ids": RNG.integers(0, 50, count)})
+    for dtype in (f32, bf16):  # many rows, most of which no id names
+        g = Graph("rows")
+        x, ids = g.input("x", dtype[sym("N", 0), 20]), g.input("ids", i64[sym("N", 0)])
+        g.outputs(ops.scatter_add(x * 2, ids, 300))
+        for count in (0, 1, 40):
+            given = {"x": normal(count, 20).astype(dtype.np), "ids": RNG.integers(250, 270, count)}
+            agree(g, given, 1e-5 if dtype is f32 else 2e-2)
+    given["x"][3, 2] = np.inf  # stays in its row
+    assert np.argwhere(~np.isfinite(run(g, given)[0].astype(np.float32))).tolist() == [[given["ids"][3], 2]]
 
 
 def sorts_and_running_extremes() -> None:

@@ -30,6 +30,7 @@ class TritonBackend(OffloadBackend):
     capabilities = Capabilities(
         claims=frozenset({"conv_last", "conv_gathered", "expand", "loops"}),
         narrow_matmuls=frozenset({"f16", "bf16"}),
+        recompute_cost=64,
         runs_bodies=True,
     )
 
@@ -79,7 +80,7 @@ def rendered_step(step: Step, gpu: Gpu) -> Rendered | None:
     (node,) = step.nodes
     types = [x.type for x in node.inputs]
     if step.views is not None and takes_backward(node.op, types):
-        return render_backward(node, step.views)
+        return render_backward(node, step.views, gpu)
     if step.views is not None and takes_attention(node.op, types):
         return render_attention(node, step.views, gpu)
     if takes_dequant(node.op, types):

@@ -8,7 +8,7 @@ the plain average of V and never NaN; a bias below -1e9 (such as -inf) drops too
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,8 +35,9 @@ from strata.ops.elementwise.logic import cast, logical_and, logical_not, logical
 from strata.ops.elementwise.math import tanh
 from strata.ops.linalg.matmul import MatMul
 from strata.ops.reduce.reduce import reduce_sum, sum_
-from strata.ops.reduce.softmax import softmax
+from strata.ops.reduce.softmax import LogSumExp, softmax
 
+T = TypeVar("T")
 DROPPED = -1e9
 LAYOUTS = {"bhsd": 4, "bshd": 4, "bsd": 3, "sd": 2}
 MASKS = ("none", "custom", "bias")
@@ -222,7 +223,14 @@ class AttentionFamily(Op):
     def probabilities(
         self, q: Value, k: Value, sizes: AttentionSizes, extra: tuple[Value, ...]
     ) -> tuple[Value, Value, Value]:
-        """P [B, H, Sq, Sk] from q and k in [B, heads, S, D]; the capped scores, and where the score still matters."""
+        """P [B, H, Sq, Sk] from q and k in [B, heads, S, D]; the capped scores, and which of them are dropped."""
+        final, scores, dropped = self.final_scores(q, k, sizes, extra)
+        return softmax(final, -1), scores, dropped
+
+    def final_scores(
+        self, q: Value, k: Value, sizes: AttentionSizes, extra: tuple[Value, ...]
+    ) -> tuple[Value, Value, Value]:
+        """What the softmax is of, the capped scores, and which of them are dropped."""
         scores = self.ungrouped(MatMul()(self.grouped(q), swapaxes(k, -1, -2)), sizes.queries) * self.scale
         if self.softcap is not None:
             scores = tanh(scores / self.softcap) * self.softcap
@@ -231,8 +239,7 @@ class AttentionFamily(Op):
         keep = self.keeps(sizes, extra)
         if keep is not None:
             dropped = logical_or(dropped, logical_not(keep))
-        final = where(dropped, constant(DROPPED, scores.dtype), biased)
-        return softmax(final, -1), scores, dropped
+        return where(dropped, constant(DROPPED, scores.dtype), biased), scores, dropped
 
     # --------------------------------------------------------------------------------------------------------- batching
 
@@ -353,28 +360,84 @@ class Attention(AttentionFamily):
         return attention_samples(backward=False)
 
 
-@op("attention_backward")
-class AttentionBackward(AttentionFamily):
-    """Cotangents of q, k, v, and of the bias when there is one, from one recomputation of the probabilities."""
+@op("attention_lse")
+class AttentionLse(AttentionFamily):
+    """Attention, and the logarithm of the sum of exponentials of each row's scores: what a backward pass reads."""
 
     multi_output = True
+
+    def infer(self, q: TensorType, k: TensorType, v: TensorType, *extra: TensorType) -> tuple[TensorType, TensorType]:
+        sizes = self.check(q, k, v, extra)
+        out = q.with_shape(self.packed(sizes.batch, self.num_heads, sizes.queries, sizes.value_dim))
+        return out, TensorType(q.dtype.accumulator, (sizes.batch, self.num_heads, sizes.queries))
+
+    def numpy(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *extra: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        out = Attention(**self.static_fields()).numpy(q, k, v, *extra)
+        scores, dropped, _ = self.numpy_rows(
+            self.numpy_heads(q, self.num_heads), self.numpy_heads(k, self.kv_heads), extra
+        )
+        final = np.where(dropped, DROPPED, scores + extra[0] if self.mask == "bias" else scores)
+        level = np.logaddexp.reduce(final, -1)
+        return out, level.astype(np.float64 if q.dtype == np.float64 else np.float32)
+
+    def decompose(self, q: Value, k: Value, v: Value, *extra: Value) -> tuple[Value, Value]:
+        sizes = self.check(q.type, k.type, v.type, tuple(x.type for x in extra))
+        out = Attention(**self.static_fields())(q, k, v, *extra)
+        queries, keys = self.split_heads(q, self.num_heads), self.split_heads(k, self.kv_heads)
+        return out, LogSumExp(3)(self.final_scores(queries, keys, sizes, extra)[0])
+
+    def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> tuple[Value, Value]:
+        plain = [x.type.with_shape(x.shape[1:]) if b else x.type for x, b in zip(inputs, batched, strict=True)]
+        batch = self.check(plain[0], plain[1], plain[2], tuple(plain[3:])).batch
+        main = [self.fold(x, b, size) for x, b in zip(inputs[:3], batched, strict=False)]
+        rest = [self.fold_extra(x, b, size, batch) for x, b in zip(inputs[3:], batched[3:], strict=True)]
+        out, level = AttentionLse(**self.folded)(*main, *rest)
+        return self.unfold(out, size), reshape(level, (size, batch, *level.shape[1:]))
+
+    @classmethod
+    def samples(cls) -> list[Sample]:
+        found = attention_samples(backward=False)
+        for sample in found:
+            sample.grad = sample.grad and sample.inputs[1].type.shape[-2] != 0  # no keys: -inf, which has no slope
+        return found
+
+
+@op("attention_backward")
+class AttentionBackward(AttentionFamily):
+    """Cotangents of q, k, v, and of the bias when there is one, from one recomputation of the probabilities.
+
+    With `has_lse`, what `attention_lse` gave comes after dy: kernels then need not go through the keys for it again.
+    """
+
+    has_lse: bool = False
+
+    multi_output = True
+
+    def given(self, extra: Sequence[T]) -> tuple[T, ...]:
+        """The mask and the offset, without what the forward pass gave."""
+        return tuple(extra[2:] if self.has_lse else extra)
 
     def infer(
         self, q: TensorType, k: TensorType, v: TensorType, dy: TensorType, *extra: TensorType
     ) -> tuple[TensorType, ...]:
-        sizes = self.check(q, k, v, extra)
+        sizes = self.check(q, k, v, self.given(extra))
         wanted = q.with_shape(self.packed(sizes.batch, self.num_heads, sizes.queries, sizes.value_dim))
         fits = dy.dtype is q.dtype and same_shape(dy.shape, wanted.shape)
         if fits and self.layout in ("bsd", "sd"):
             # heads are side by side: a symbol that may be their width will not do
             fits = divide_exactly(dy.shape[-1], self.num_heads) is not None
         self.require(fits, f"dy is {dy}, expected {wanted}", code="S266")
-        return (q, k, v, *extra[:1]) if self.mask == "bias" else (q, k, v)
+        if self.has_lse:
+            level = TensorType(q.dtype.accumulator, (sizes.batch, self.num_heads, sizes.queries))
+            for name, got, made in (("out", extra[0], wanted), ("lse", extra[1], level)):
+                fits = got.dtype is made.dtype and same_shape(got.shape, made.shape)
+                self.require(fits, f"{name} is {got}, expected {made}", code="S266")
+        return (q, k, v, *self.given(extra)[:1]) if self.mask == "bias" else (q, k, v)
 
     def numpy(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, dy: np.ndarray, *extra: np.ndarray
     ) -> tuple[np.ndarray, ...]:
-        group, dtype = self.group.__index__(), q.dtype
+        group, dtype, extra = self.group.__index__(), q.dtype, self.given(extra)
         split = [
             self.numpy_heads(x, h)
             for x, h in ((q, self.num_heads), (k, self.kv_heads), (v, self.kv_heads), (dy, self.num_heads))
@@ -402,6 +465,7 @@ class AttentionBackward(AttentionFamily):
         return (*grads, ds.sum(axes, keepdims=True).astype(dtype))
 
     def decompose(self, q: Value, k: Value, v: Value, dy: Value, *extra: Value) -> tuple[Value, ...]:
+        extra = self.given(extra)
         sizes = self.check(q.type, k.type, v.type, tuple(x.type for x in extra))
         if sizes.keys == 0:
             return tuple(zeros(x.shape, x.dtype) for x in (q, k, v, *extra[:1])[: 4 if self.mask == "bias" else 3])
@@ -424,13 +488,15 @@ class AttentionBackward(AttentionFamily):
 
     def vmap(self, *inputs: Value, batched: tuple[bool, ...], size: Dim) -> tuple[Value, ...]:
         plain = [x.type.with_shape(x.shape[1:]) if b else x.type for x, b in zip(inputs, batched, strict=True)]
+        plain = plain[:4] + list(self.given(plain[4:]))
         batch = self.check(plain[0], plain[1], plain[2], tuple(plain[4:])).batch
         main = [self.fold(x, b, size) for x, b in zip(inputs[:4], batched, strict=False)]
-        rest = [self.fold_extra(x, b, size, batch) for x, b in zip(inputs[4:], batched[4:], strict=True)]
+        others = list(self.given(list(zip(inputs[4:], batched[4:], strict=True))))
+        rest = [self.fold_extra(x, b, size, batch) for x, b in others]
         if self.mask == "bias":  # each row of the vmap has its own cotangent of the bias
             tail = plain[4].shape[1:]
             rest[0] = broadcast_to(rest[0], (size * batch, *tail)) if rest[0].shape[0] == 1 else rest[0]
-        grads = AttentionBackward(**self.folded)(*main, *rest)
+        grads = AttentionBackward(**self.folded | {"has_lse": False})(*main, *rest)
         outs = [self.unfold(x, size) for x in grads[:3]]
         if self.mask == "bias":
             parts = reshape(grads[3], (size, batch, *plain[4].shape[1:]))

@@ -150,8 +150,8 @@ class CompilePipeline:
         made_with = f"strata {_version()} format {FORMAT}; {options.key}; {config().key_fields()}; {backend.name}"
         lir = self._in_stages(graph, made_with, memory) or plan(
             graph, backend.target, memory_limit=options.memory_limit, whole=backend.runs_whole,
-            views=backend.reads_views, limits=options.limits, bodies=backend.capabilities.runs_bodies,
-            made_with=made_with, memory=memory,
+            views=backend.reads_views, limits=options.limits, again=backend.capabilities.recompute_cost,
+            bodies=backend.capabilities.runs_bodies, made_with=made_with, memory=memory,
         )  # fmt: skip
         if options.tuning == "beam":
             lir = self._tuned(lir)

@@ -31,6 +31,7 @@ def test_the_passes_of_every_backend():
         "simplify",
         "fold",
         "find_attention",
+        "keep_lse",
         "separate_pools",
         "decompose",
         "check_indices",
@@ -41,7 +42,16 @@ def test_the_passes_of_every_backend():
     ]
     assert spelled(backend_for("cpu").capabilities.claims) == [
         *("integer_products", "inline_scan", "simplify", "fold", "requantize", "find_attention", "layout"),
-        *("separate_pools", "decompose", "check_indices", "simplify", "share_matmul", "fold", "split_barriers"),
+        *(
+            "keep_lse",
+            "separate_pools",
+            "decompose",
+            "check_indices",
+            "simplify",
+            "share_matmul",
+            "fold",
+            "split_barriers",
+        ),
     ]
 
 

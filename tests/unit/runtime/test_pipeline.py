@@ -424,7 +424,7 @@ def test_explain_names_cuts_and_lines():
     text = str(CompilePipeline("cpu").compile(g).explain())
     assert "exp → matmul: matmul reads it as a matrix   [test_pipeline.py" in text
     assert "h = ops.exp(x)" in text
-    assert "passes\n  14 changed nothing" in text
+    assert "passes\n  15 changed nothing" in text
     assert "no fusion was missed" in text
     assert "arena 64 bytes, lower bound 64" in text
 

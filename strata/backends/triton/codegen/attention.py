@@ -40,10 +40,14 @@ _LONG_SEGMENT = 512  # of more keys, where no winner says otherwise
 
 
 def takes_attention(op: Op, types: Sequence[TensorType]) -> bool:
-    """Whether an attention on these types is one kernel: floats of 16 and 32 bits, heads of known sizes."""
-    if op.name != "attention" or len(types) < 3:
+    """Whether an attention on these types is one kernel: floats of 16 and 32 bits, heads of known sizes. The sums of
+    rows are left for a backward pass where every row keeps a key and scores are products and no more."""
+    if op.name not in ("attention", "attention_lse") or len(types) < 3:
         return False
     op_: Any = op
+    plain = op_.mask == "none" and op_.window is None and not op_.has_offset and op_.softcap is None and op_.scale > 0
+    if op.name == "attention_lse" and not plain:
+        return False
     q, k, v, *extra = types
     sizes = op_.sizes(q, k, v)
     numbers = (op_.num_heads, op_.kv_heads, op_.head_dim, sizes.value_dim)
@@ -63,12 +67,13 @@ def render_attention(node: Node, views: Sequence[Spacing], gpu: Gpu, given: str 
     places = AttentionPlaces(op, {"q": 0, "k": 1, "v": 2, "mask": 3}, {"out": node.types[0]}, types, views)
     names = ["q", "k", "v", *(["mask"] if op.mask != "none" else []), *(["offset"] if op.has_offset else [])]
     inputs = tuple(Buffer(name, t.dtype, t.shape) for name, t in zip(names, types, strict=True))
-    out = Buffer("out", node.types[0].dtype, node.types[0].shape)
-    kernel = Kernel("attention", inputs, (out,), ())
+    outputs = tuple(Buffer(name, t.dtype, t.shape) for name, t in zip(("out", "lse"), node.types, strict=False))
+    kernel = Kernel("attention", inputs, outputs, ())
     starts = {name: view.start for name, view in zip(names, views, strict=True)}
     sizes = places.sizes
     group = op.num_heads // op.kv_heads
     decodes = isinstance(sizes.queries, int) and sizes.queries <= _FEW_QUERIES and sizes.queries * group <= _FEW_ROWS
+    decodes = decodes and len(outputs) == 1
     rows = sizes.queries * group if decodes else known(sizes.queries)
     kind = f"attention {types[0].dtype.bits}{' causal' if op.causal and not decodes else ''}"
     found = parse_gpu_schedule(given) if given else winner(gpu, kind, (rows, known(sizes.keys), op.head_dim))
@@ -153,6 +158,10 @@ class AttentionText:
         e.write("total = tl.where(total == 0, 1.0, total)")
         e.write("sums = sums / total[:, None]")
         self._store_rows(e, "out", "head", inside)
+        if len(self.kernel.outputs) > 1:
+            place = f"lse + item.to(tl.int64) * {e.size(sizes.queries)} + row"
+            mask = f", mask={inside}" if inside else ""
+            e.write(f"tl.store({place}, (most + tl.log2(total)) * {1 / LOG2E!r}{mask})")
         grid = (count, sizes.batch * self.op.num_heads)
         return Rendered(self.kernel, (self._program(e, "attention", self.kernel.buffers, grid),), ())
 

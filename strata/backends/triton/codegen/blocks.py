@@ -17,6 +17,7 @@ from strata.backends.triton.codegen.emit import TritonEmitter
 from strata.ops import gguf_blocks, gguf_fields
 
 _LONGEST = 32  # bytes of a run
+_WORD = 4  # bytes of a word
 _WIDER = "[:, :, None]"  # rows x runs for each byte of a run
 
 
@@ -183,12 +184,27 @@ class BlockTile:
         return f"{code}.to(tl.int8, bitcast=True).to(tl.float32)"
 
     def _named(self, code: str, values: Sequence[float]) -> str:
-        """The value that a code names: a tree of selections, one bit at a time."""
-        level = [f"{float(value)!r}" for value in values]
-        bit = 0
+        """The value that a code names. Values that are bytes, or a power of two of them, are bytes of words, of which
+        the upper bits of a code choose one; others are chosen bit by bit."""
+        times = next(
+            (n for n in (1, 2, 4, 8) if all(float(v * n).is_integer() and -128 <= v * n < 128 for v in values)), 0
+        )
+        if not times or len(values) < _WORD:
+            return self._chosen(code, 0, [f"{float(value)!r}" for value in values], "0.0")
+        data = [int(v * times) & 0xFF for v in values] + [0] * (-len(values) % _WORD)
+        words = [
+            sum(byte << 8 * i for i, byte in enumerate(data[at : at + _WORD])) for at in range(0, len(data), _WORD)
+        ]
+        number = self.e.name(f"{code}.to(tl.uint32)", "number")
+        word = self._chosen(number, 2, [f"tl.full([1, 1, 1], {word}, tl.uint32)" for word in words], "0")
+        byte = f"({word} >> (({number} & 3) << 3)).to(tl.uint8).to(tl.int8, bitcast=True).to(tl.float32)"
+        return self.e.name(byte if times == 1 else f"{byte} * {1 / times!r}", "value")
+
+    def _chosen(self, code: str, bit: int, level: list[str], nothing: str) -> str:
+        """One of some values by bits of a code: a tree of selections, one bit at a time."""
         while len(level) > 1:
             one = self.e.name(f"(({code} >> {bit}) & 1) != 0", "bit")
-            level += ["0.0"] * (len(level) % 2)
+            level = level + [nothing] * (len(level) % 2)
             pairs = zip(level[::2], level[1::2], strict=True)
             level = [a if a == b else self.e.name(f"tl.where({one}, {b}, {a})", "value") for a, b in pairs]
             bit += 1

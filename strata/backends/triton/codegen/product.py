@@ -14,7 +14,7 @@ from strata.backends.triton.codegen.elements import literal
 from strata.backends.triton.codegen.emit import Lane, TritonEmitter, place_points
 from strata.backends.triton.codegen.scalars import encoded
 from strata.backends.triton.schedules.schedule import TritonTiles, fitted_tiles, known, parse_gpu_schedule
-from strata.backends.triton.schedules.winners import winner
+from strata.backends.triton.schedules.winners import has_winners, winner
 from strata.backends.triton.target import Gpu
 from strata.core import Dim, DType, bf16, dim_prod, f16, f32, i8, i32
 from strata.kernel import (
@@ -34,6 +34,7 @@ _FEW = 8  # rows or columns that make a tile worth its empty part
 _SHORT = 16  # terms, of which fewer are no tile
 _WIDE = 1 << 18  # elements of a matrix that a few rows are better multiplied with by tensor cores, too
 ROW_CLASSES = (16, 128, 1024)  # rows up to which a matmul of any number of rows has a schedule of its own
+_STEPS = 4  # of a part, where another number of parts was measured
 _HOPPER = 90  # the first architecture with a copy engine
 _ENGINE_BYTES = 16  # that rows of a matrix are a multiple of where the copy engine loads it
 
@@ -102,19 +103,24 @@ def choose_tiles(
         found = parse_gpu_schedule(given)
         assert isinstance(found, TritonTiles), f"{given} is no schedule of a matmul"
     else:
-        made = winner(gpu, f"product {dtype.bits}", (known(rows), known(columns), known(terms)))
+        kind, sizes = f"product {dtype.bits}", (known(rows), known(columns), known(terms))
+        pairs = len(sums) == 2 and has_winners(f"{kind} pairs")
+        made = winner(gpu, f"{kind} pairs" if pairs else kind, sizes)
         assert isinstance(made, TritonTiles)
         found = made
-        if len(sums) > 1:  # as many tiles of sums are held at once
-            found = replace(found, columns=max(32, found.columns // power_floor(len(sums))))
+        if len(sums) > 1 and not pairs:  # as many tiles of sums, and of factors, are held at once
+            wide = max(32, found.columns // power_floor(len(sums)))
+            deep = max(32, found.terms * found.columns // (wide * power_floor(len(sums))))
+            found = replace(found, columns=wide, terms=min(deep, found.terms))
     found = fitted_tiles(found, rows, columns, terms, dtype.bits)
     views = descriptor_views(form, sums, found, gpu) if found.descriptors else None
     if found.descriptors and views is None:
         found = replace(found, descriptors=False)
     if found.persistent and (form.batch or _tile_count(form, found) <= found.persistent):
         found = replace(found, persistent=0)
-    if found.parts > 1 and not can_split(form, found.parts * found.terms):
-        found = replace(found, parts=1)
+    if found.parts > 1 and not can_split(form, found.parts * found.terms):  # fewer, each of several steps
+        fitting = (n for n in range(found.parts - 1, 1, -1) if can_split(form, _STEPS * n * found.terms))
+        found = replace(found, parts=next(fitting, 1))
     return found
 
 

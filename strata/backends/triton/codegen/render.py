@@ -10,6 +10,7 @@ from strata.backends.triton.codegen.emit import TritonEmitter, across, argument_
 from strata.backends.triton.codegen.pairs import without_complex
 from strata.backends.triton.codegen.prelude import prelude
 from strata.backends.triton.codegen.product import by_rows, emit_contraction, find_product, values_in_order
+from strata.backends.triton.codegen.scatter import emit_scatter, find_scatter
 from strata.backends.triton.schedules.schedule import (
     WHOLE_ROW,
     GpuSchedule,
@@ -180,6 +181,10 @@ def render(kernel: Kernel, gpu: Gpu = HOPPER) -> Rendered:
         emitter, grid = emit_contraction(product)
         whole = _program(emitter, kernel.name, grid)
         return Rendered(kernel, (whole,), (), product.form.extents[1], tuple(few))
+    scattered = find_scatter(_with_wide_sums(normal))
+    if scattered is not None:
+        emitter, grid = emit_scatter(scattered)
+        return Rendered(kernel, (_program(emitter, kernel.name, grid),), ())
     phases = split_reductions(_with_wide_sums(normal), LIMITS)
     programs: list[TritonProgram] = []
     for phase in phases.kernels:

@@ -23,16 +23,24 @@ def winner(gpu: Gpu, kind: str, sizes: Sequence[int]) -> GpuSchedule:
     return parse_gpu_schedule(nearest(gpu, kind, sizes)[1])
 
 
+def has_winners(kind: str) -> bool:
+    """Whether kernels of a kind were measured."""
+    return kind in _tables()["any"]
+
+
 def nearest(gpu: Gpu, kind: str, sizes: Sequence[int]) -> tuple[tuple[int, ...], str]:
     """The sizes that were measured, and what won for them."""
     table = _tables()
     rows = table.get(str(gpu), {}).get(kind) or table["any"][kind]
-    wanted = [log2(max(1, min(n, _MOST))) for n in sizes]
 
     def distance(row: tuple[tuple[int, ...], str]) -> float:
-        return sum(abs(a - log2(n)) for a, n in zip(wanted, row[0], strict=True))
+        return sum(abs(_scale(a) - _scale(b)) for a, b in zip(sizes, row[0], strict=True))
 
     return min(rows, key=distance)
+
+
+def _scale(n: int) -> float:
+    return log2(max(1, min(n, _MOST)))
 
 
 @cache

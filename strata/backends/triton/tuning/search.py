@@ -22,12 +22,13 @@ _TILES_16 = (
     (64, 64, 128, 4, 4), (128, 64, 64, 4, 4), (128, 64, 128, 4, 3), (32, 128, 128, 4, 4), (32, 64, 128, 4, 4),
     (32, 64, 256, 4, 3), (16, 128, 128, 4, 4), (16, 64, 256, 4, 4), (16, 64, 128, 4, 5), (16, 32, 256, 4, 4),
     (16, 32, 512, 4, 3), (16, 16, 256, 4, 4), (16, 16, 512, 4, 3), (16, 32, 128, 4, 6), (16, 64, 512, 8, 2),
+    (16, 32, 256, 4, 3), (16, 64, 128, 4, 3), (16, 128, 64, 4, 6), (16, 32, 128, 4, 4),
 )  # fmt: skip
 _TILES_32 = (
     (64, 64, 32, 4, 3), (128, 64, 32, 4, 3), (64, 128, 32, 4, 3), (128, 128, 32, 8, 3), (128, 128, 16, 8, 4),
     (32, 64, 32, 4, 3), (32, 32, 32, 4, 3), (64, 64, 16, 4, 4),
 )  # fmt: skip
-_PARTS = (2, 4, 8, 16)
+_PARTS = (2, 4, 7, 8, 11, 16)  # 7 and 11 are in the sizes of many decoders: 14336, 5632
 _PROCESSORS = 132
 _MOST_PROGRAMS = 8 * _PROCESSORS  # of a split matmul: more parts than this gain nothing
 
@@ -54,8 +55,8 @@ def product_candidates(form: ContractionForm, sums: Sequence[TileSum], gpu: Gpu)
                 found.append(replace(grouped, descriptors=True, persistent=_PROCESSORS))
         programs = count * known(batch)
         for parts in _PARTS:
-            splits = programs < _PROCESSORS and _PROCESSORS // 2 <= programs * parts <= _MOST_PROGRAMS
-            if splits and can_split(form, 2 * parts * tiles.terms):
+            splits = programs < 2 * _PROCESSORS and _PROCESSORS // 2 <= programs * parts <= _MOST_PROGRAMS
+            if splits and can_split(form, parts * tiles.terms):
                 found.append(replace(found[-1], parts=parts, persistent=0))
         for one in found:
             if one not in seen:
