@@ -54,6 +54,10 @@ def check_open(seed: int, sizes: Sequence[int] | None = None, *, device: str = "
     graph = graph_of(program, st.sym("n", 0))
     first = session.compile(graph)
     bounded = session.compile(graph_of(program, st.sym("n", 0, 256)))
+    by_threads = {}
+    for threads in (1, 2, 4):
+        with using(num_threads=threads):
+            by_threads[threads] = Session(device).compile(graph_of(program, st.sym("n", 0)))
     for n in wanted:
         feeds = program.feeds(n)
         try:
@@ -70,9 +74,9 @@ def check_open(seed: int, sizes: Sequence[int] | None = None, *, device: str = "
         for name, other in others.items():
             for at, (got, want) in enumerate(zip(run(other, feeds), results, strict=True)):
                 assert same_bits(got, want), f"seed {seed}, n = {n}: result {at} of the {name} program\n{graph}"
-        for threads in (1, 2, 4):
+        for threads, compiled in by_threads.items():
             with using(num_threads=threads):
-                again = run(Session(device).compile(graph_of(program, st.sym("n", 0))), feeds)
+                again = run(compiled, feeds)
             assert all(map(same_bits, again, results)), f"seed {seed}, n = {n}: {threads} threads\n{graph}"
 
 

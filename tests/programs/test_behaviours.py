@@ -8,6 +8,7 @@ why.
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +271,13 @@ def check_shown(tests: list[tuple[str, str] | str]) -> None:
             assert (TESTS / "cases" / "passes" / f"{where}.txt").exists(), where
             continue
         file, name = where
-        tree = ast.parse((TESTS / file).read_text("utf-8"))
-        assert name in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}, where
+        assert name in functions(file), where
+
+
+@cache
+def functions(file: str) -> frozenset[str]:
+    tree = ast.parse((TESTS / file).read_text("utf-8"))
+    return frozenset(n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
 
 
 def linear(fused: bool = False) -> HirModule:
