@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strata import ops
 from strata.backends import register_backend
 from strata.backends.driver import DeviceDriver, Launchable
 from strata.backends.triton.backend import TritonBackend
 from strata.backends.triton.target import Gpu
-from strata import ops
 from strata.core import f32, sym
 from strata.kernel import Kernel
 from strata.mir import Graph
