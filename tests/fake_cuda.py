@@ -190,7 +190,8 @@ def execute(core: FakeCore, program: TritonProgram, grid: tuple[int, ...], argum
     arrays = {}
     for buffer, address in zip(program.buffers, arguments, strict=False):
         (elements,) = (substitute(d, sizes) for d in buffer.shape)
-        size = elements * buffer.dtype.itemsize  # type: ignore[operator]
+        assert isinstance(elements, int)
+        size = elements * buffer.dtype.itemsize
         arrays[buffer.name] = core.memory(address, size).view(buffer.dtype.np)
     if program.is_guarded and not arrays[program.buffers[0].name][0]:
         return

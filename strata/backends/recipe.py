@@ -157,7 +157,7 @@ class RecipeMaker:
     ) -> None:
         """`results` are buffers to make for the caller; `apart` keeps each step by itself."""
         self.lir, self.steps, self.binding = lir, steps, dict(binding)
-        self.made = {at: None if made[at] is None else made[at].at(self.binding) for at, _ in steps}
+        self.made: dict[int, Any] = {at: None if made[at] is None else made[at].at(self.binding) for at, _ in steps}
         self.homes, self.arena, self.apart = homes, arena, apart
         self.inputs = tuple(buffer for _, buffer in lir.io.inputs)
         on_device = {n for at, s in steps if made[at] is not None for n in (*s.read_buffers, *s.outputs)}
@@ -289,7 +289,7 @@ def moved(action: Action, table: Mapping[Any, Operand]) -> Action:
             inner = {**table, **{old: (new, 0) for old, new in rows.items()}}
             return RepeatedBlock([moved(a, inner) for a in action.block], action.count, list(rows.values()))
         case Turns():
-            lists = {name: [moved(a, table) for a in some] for name, some in action.lists().items()}
+            lists: Any = {name: [moved(a, table) for a in some] for name, some in action.lists().items()}
             return replace(action, flags=place(action.flags), made={}, **lists)
 
 
@@ -305,7 +305,7 @@ def guarded(action: Action, guard: Operand) -> Action:
         case RepeatedBlock():
             return replace(action, block=[guarded(a, guard) for a in action.block], made={})
         case Turns():
-            lists = {name: [guarded(a, guard) for a in some] for name, some in action.lists().items()}
+            lists: Any = {name: [guarded(a, guard) for a in some] for name, some in action.lists().items()}
             return replace(action, made={}, **lists)
 
 
@@ -339,7 +339,7 @@ def _numbered(action: Action, found: Mapping[Any, Operand]) -> Any:
             rows = [MovingRow(place(row.source), row.stride, found[row][0]) for row in action.rows]
             return RepeatedBlock([_numbered(a, found) for a in action.block], action.count, rows)
         case Turns():
-            lists = {name: [_numbered(a, found) for a in some] for name, some in action.lists().items()}
+            lists: Any = {name: [_numbered(a, found) for a in some] for name, some in action.lists().items()}
             return replace(action, flags=place(action.flags), **lists)
         case _:
             return moved(action, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strata.core import broadcast_shapes, i64
+from strata.core import Dim, broadcast_shapes, i64
 from strata.mir import METHODS, Graph, Value, constant
 from strata.ops import Ensure, ScanOp, broadcast_to, cast, gather, insert_axis, reshape, where
 from strata.ops import iota as positions
@@ -15,7 +15,7 @@ _equal, _more, _least = (METHODS[name] for name in ("equal", "greater", "greater
 
 
 def _each_column(
-    count: int, carries: Sequence[Value], consts: Sequence[Value], step: Callable[..., Sequence[Value]], *,
+    count: Dim, carries: Sequence[Value], consts: Sequence[Value], step: Callable[..., Sequence[Value]], *,
     reverse: bool = False,
 ) -> tuple[Value, ...]:  # fmt: skip
     """`step(k, *carries, *consts)` for each column k; gives the last carries, and the rest of the results stacked."""

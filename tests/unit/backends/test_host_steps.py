@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_samples() -> None:
         if steps:
             found.setdefault(case.op.name, set()).update(steps)
 
-    check_all((case.name, lambda case=case: look(case)) for case in cases())
+    check_all((case.name, partial(look, case)) for case in cases())
     assert found == ON_THE_HOST
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from strata.backends.wgsl.phases import phases_of_all
 from strata.core import f32, f64, sym
 from strata.kernel import Phases, interpret, verify_kernel
 from strata.lir import Spacing
-from strata.mir import REGISTRY, Sample, as_tuple, run_op
+from strata.mir import REGISTRY, Op, Sample, as_tuple, run_op
 from strata.ops.indexing.sorting import order_of
 from strata.testing.check import build, type_of
 
@@ -47,6 +48,12 @@ def test_phases_give_what_the_op_means(name: str, number: int, sample: Sample) -
     assert made.kernels
 
 
+def made(name: str, *fields: Any) -> Op:
+    cls: Any = REGISTRY[name]
+    op: Op = cls(*fields)
+    return op
+
+
 @pytest.mark.parametrize("count", [DIRECT, DIRECT + 1, 4 * RUN, 5 * RUN + 7])
 @pytest.mark.parametrize("descending", [False, True])
 def test_long_rows_are_runs_that_are_merged(count: int, descending: bool, rng: np.random.Generator) -> None:
@@ -56,9 +63,9 @@ def test_long_rows_are_runs_that_are_merged(count: int, descending: bool, rng: n
     kind = type_of(x)
     order = order_of(x, 1, descending)
     for op, want in (
-        (REGISTRY["argsort"](1, descending, True), [order]),
-        (REGISTRY["sort"](1, descending, True), [np.take_along_axis(x, order, 1)]),
-        (REGISTRY["topk"](1, 5, descending), [np.take_along_axis(x, order, 1)[:, :5], order[:, :5]]),
+        (made("argsort", 1, descending, True), [order]),
+        (made("sort", 1, descending, True), [np.take_along_axis(x, order, 1)]),
+        (made("topk", 1, 5, descending), [np.take_along_axis(x, order, 1)[:, :5], order[:, :5]]),
     ):
         phases = ordering.own_phases(op, (kind,))
         assert phases is not None
