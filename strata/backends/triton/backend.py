@@ -11,6 +11,7 @@ from strata.backends.offload import OffloadBackend, OffloadExecutable
 from strata.backends.triton.codegen.attention import render_attention, takes_attention
 from strata.backends.triton.codegen.attention_backward import render_backward, takes_backward
 from strata.backends.triton.codegen.dequant import render_dequant, takes_dequant
+from strata.backends.triton.codegen.paged import render_paged, takes_paged
 from strata.backends.triton.codegen.pairs import takes_pairs
 from strata.backends.triton.codegen.render import Rendered, render
 from strata.backends.triton.launch.cuda import CudaDriver, count
@@ -27,7 +28,7 @@ class TritonBackend(OffloadBackend):
     windows, whose rows are then whole lines of memory."""
 
     capabilities = Capabilities(
-        claims=frozenset({"conv_last", "conv_gathered"}), narrow_matmuls=frozenset({"f16", "bf16"})
+        claims=frozenset({"conv_last", "conv_gathered"}), narrow_matmuls=frozenset({"f16", "bf16"}), keeps_plans=True
     )
 
     def __init__(self, name: str, gpu: Gpu, driver: DeviceDriver, home: str | None = None) -> None:
@@ -39,8 +40,8 @@ class TritonBackend(OffloadBackend):
         return self.gpu.target
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
-        own = takes_attention(op, types) or takes_backward(op, types) or takes_dequant(op, types)
-        return own or super().takes(op, types)
+        own = takes_attention(op, types) or takes_backward(op, types) or takes_paged(op, types)
+        return own or takes_dequant(op, types) or super().takes(op, types)
 
     def reads_views(self, node: Node) -> bool:
         """Attention reads strided rows; convolutions want weights whose outputs lie side by side."""
@@ -72,6 +73,8 @@ def rendered_step(step: Step, gpu: Gpu) -> Rendered | None:
         return render_backward(node, step.views)
     if step.views is not None and takes_attention(node.op, types):
         return render_attention(node, step.views, gpu)
+    if takes_paged(node.op, types):
+        return render_paged(node)
     return render_dequant(node, gpu) if takes_dequant(node.op, types) else None
 
 
