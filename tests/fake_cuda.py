@@ -85,6 +85,7 @@ class FakeCalls:
         self.core = core
         self.waits: list[tuple[Any, ...]] = []
         self.events = 0
+        self.staged: list[np.ndarray] = []
 
     def context(self) -> int:
         return 1 if self.core.currents else 0
@@ -120,6 +121,21 @@ class FakeCalls:
     def copy(self, source: int, target: int, size: int, stream: int) -> None:
         self.core.log.append(f"copy {size}")
         ctypes.memmove(target, source, size)
+
+    def up(self, source: int, target: int, size: int, stream: int) -> None:
+        self.core.log.append(f"up {size}")
+        ctypes.memmove(target, source, size)
+
+    def down(self, source: int, target: int, size: int, stream: int) -> None:
+        self.core.log.append(f"down {size}")
+        ctypes.memmove(target, source, size)
+
+    def pinned(self, size: int) -> int:
+        self.staged.append(np.zeros(size, np.uint8))
+        return int(self.staged[-1].ctypes.data)
+
+    def await_event(self, event: int) -> None:
+        self.core.log.append("await")
 
     def graph(self, launches: list[PreparedLaunch]) -> FakeGraph:
         return FakeGraph(self, launches)

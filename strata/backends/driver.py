@@ -109,6 +109,11 @@ class DeviceDriver(ABC):
     def read(self, buffer: Any, array: np.ndarray) -> None:
         """Fill a contiguous array from the start of a buffer, when all that was asked for before is done."""
 
+    def read_later(self, buffer: Any, array: np.ndarray) -> Callable[[], None]:
+        """As `read`, of what is there after all that was asked for until now; the call that it gives waits for that."""
+        self.read(buffer, array)
+        return lambda: None
+
     @abstractmethod
     def copy(self, source: Any, target: Any, size: int) -> None:
         """Bytes from the start of one buffer to the start of another."""

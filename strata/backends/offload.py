@@ -114,8 +114,9 @@ class OffloadExecutable(Executable):
             self._on_device[name] = array
 
     def forget(self) -> None:
+        was_prepared = self.is_prepared
         super().forget()
-        for buffer in self.lir.buffers:
+        for buffer in self.lir.buffers if was_prepared else ():
             if buffer.role == "weight":
                 self._drop(buffer.name)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -14,6 +14,7 @@ from strata.backends.recipe import room_for
 from strata.backends.resident import DeviceArray, DeviceBlock, DeviceHome
 from strata.errors import OutOfMemoryError
 
+_FIRST_ZEROS = 1 << 20  # bytes that the host writes of an array of zeros
 KEPT_BYTES = 1 << 30  # that a pool holds for later runs
 
 
@@ -64,6 +65,8 @@ class BufferPool:
 class OffloadHome(DeviceHome):
     """The memory of a device over its driver: buffers of a pool, which come back when the last array over them goes."""
 
+    records = True
+
     def __init__(self, name: str, driver: DeviceDriver) -> None:
         super().__init__(name)
         self.driver, self.pool = driver, BufferPool(driver)
@@ -112,6 +115,35 @@ class OffloadHome(DeviceHome):
             made = self.empty(array.dtype, array.shape, who)
             self.driver.write(made.place, np.ascontiguousarray(array))
             return made
+
+    def write(self, x: DeviceArray, array: np.ndarray) -> None:
+        with self.driver.lock:
+            self.driver.write(x.place, np.ascontiguousarray(array))
+
+    def zeros(self, dtype: np.dtype[Any], shape: Sequence[int], who: str = "tensors") -> DeviceArray:
+        """Filled on the device, by copies that double what is done."""
+        if not self.driver.has_parts or prod(shape) * dtype.itemsize <= _FIRST_ZEROS:
+            return super().zeros(dtype, shape, who)
+        with self.driver.lock, memory_errors():
+            made = self.empty(dtype, shape, who)
+            self.driver.write(made.place, np.zeros(_FIRST_ZEROS, np.uint8))
+            done, size = _FIRST_ZEROS, made.nbytes
+            while done < size:
+                step = min(done, size - done)
+                self.driver.copy(made.place, self.driver.part(made.place, done), step)
+                done += step
+            return made
+
+    def later(self, x: DeviceArray) -> Callable[[], np.ndarray]:
+        made = np.empty(x.shape, x.dtype)
+        with self.driver.lock:
+            wait = self.driver.read_later(x.place, made)
+
+        def found() -> np.ndarray:
+            wait()
+            return made
+
+        return found
 
     def download(self, x: DeviceArray, out: np.ndarray | None = None) -> np.ndarray:
         made = np.empty(x.shape, x.dtype) if out is None else out

@@ -14,6 +14,7 @@ from strata.core import Dim, substitute
 from strata.lir import ArenaBlock, Lir, Step, pack
 
 ARENA_ALIGNMENT = 256  # bytes: of what GPUs read at once
+SLACK = 1 / 16  # of an arena: a recipe is made while somebody waits for the first run of its sizes
 KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay from run to run
 _STEPS = 8  # sizes of the pool between one power of two and the next
 
@@ -156,20 +157,20 @@ class RecipeMaker:
         apart: bool,
     ) -> None:
         """`results` are buffers to make for the caller; `apart` keeps each step by itself."""
-        self.lir, self.steps, self.binding = lir, steps, dict(binding)
+        self.lir, self.steps, self.binding = lir, steps, KnownSizes(binding)
         self.made: dict[int, Any] = {at: None if made[at] is None else made[at].at(self.binding) for at, _ in steps}
         self.homes, self.arena, self.apart = homes, arena, apart
+        self._sizes: dict[Any, int] = {}  # bytes, by type
         self.inputs = tuple(buffer for _, buffer in lir.io.inputs)
         on_device = {n for at, s in steps if made[at] is not None for n in (*s.read_buffers, *s.outputs)}
-        self.results = tuple(dict.fromkeys(n for n in results if n in on_device and self._is_made(n)))
+        is_made = {n for _, s in steps for n in s.outputs}
+        self.results = tuple(dict.fromkeys(n for n in results if n in on_device and n in is_made))
         outer = {*self.inputs, *self.results}
-        self.kept = tuple(dict.fromkeys(b.name for b in lir.buffers if b.name in on_device - outer and b.role in KEPT))
-        self.scratch = on_device - outer - set(self.kept)
+        inner = on_device - outer
+        self.kept = tuple(dict.fromkeys(b.name for b in lir.buffers if b.name in inner and b.role in KEPT))
+        self.scratch = inner - set(self.kept)
         self.kept += tuple(inner_name(at, n) for at, m in self.made.items() if m is not None for n in m.constants)
         self.on_device = on_device
-
-    def _is_made(self, name: str) -> bool:
-        return any(name in s.outputs for _, s in self.steps)
 
     def make(self) -> Recipe:
         rooms, scratch = self._scratch()
@@ -194,7 +195,11 @@ class RecipeMaker:
         return recipe
 
     def _bytes(self, name: str) -> int:
-        return number(self.lir.buffer(name).type.nbytes, self.binding)
+        kind = self.lir.buffer(name).type
+        found = self._sizes.get(kind)
+        if found is None:
+            found = self._sizes[kind] = number(kind.nbytes, self.binding)
+        return found
 
     def _lives(self) -> list[ArenaBlock]:
         """Scratch memory, by the name whose memory it is, from the first to the last step that uses it."""
@@ -220,7 +225,7 @@ class RecipeMaker:
         lives = self._lives()
         if self.arena:
             rounded = [ArenaBlock(b.name, _round_up(b.size), b.birth, b.death) for b in lives]
-            offsets, total = pack(rounded) if rounded else ({}, 0)
+            offsets, total = pack(rounded, SLACK) if rounded else ({}, 0)
             rooms, found = [total] if total else [], {n: (0, offset) for n, offset in offsets.items()}
         else:
             rooms, found = _blocks(lives)
@@ -384,9 +389,25 @@ def room_for(size: int) -> int:
     return -(-size // step) * step
 
 
+class KnownSizes(dict[str, int]):
+    """Sizes of symbols, and what was computed from them: steps of one program ask for the same again and again."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__(sizes)
+        self.numbers: dict[Dim, int] = {}
+
+
 def number(dim: Dim, sizes: Mapping[str, int]) -> int:
-    value = substitute(dim, sizes)
-    assert isinstance(value, int), f"size {dim} is known when a step runs"
+    if type(dim) is int:
+        return dim
+    numbers = sizes.numbers if type(sizes) is KnownSizes else {}
+    value = numbers.get(dim)
+    if value is None:
+        found = substitute(dim, sizes)
+        assert isinstance(found, int), f"size {dim} is known when a step runs"
+        value = numbers[dim] = found
     return value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -171,6 +171,8 @@ class DeviceHome(ABC):
     """The memory of one device."""
 
     dlpack_device: tuple[int, int] = (0, 0)
+    records: bool = False
+    """Whether a program needs no compiling for sizes of its symbols, and is quicker where they come again."""
 
     def __init__(self, name: str) -> None:
         self.name = DeviceName(name)
@@ -204,6 +206,18 @@ class DeviceHome(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Until all that was asked for is done."""
+
+    def write(self, x: DeviceArray, array: np.ndarray) -> None:
+        """Make the elements of an array those of one on the host, of its type."""
+        self.assign(x, self.upload(array))
+
+    def zeros(self, dtype: np.dtype[Any], shape: Sequence[int], who: str = _GENERAL) -> DeviceArray:
+        return self.upload(np.zeros(shape, dtype), who)
+
+    def later(self, x: DeviceArray) -> Callable[[], np.ndarray]:
+        """What an array holds after all that was asked for until now, as a call: where it can, only that one waits."""
+        found = self.download(x)
+        return lambda: found
 
     def shared(self, array: np.ndarray, who: str = _GENERAL) -> DeviceArray:
         """A copy of an array that does not change: one for all who ask, while somebody has it."""

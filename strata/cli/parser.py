@@ -239,15 +239,15 @@ def _serve(parser: CommandParser) -> None:
     parser.add_argument("--name", help="what the model is called in answers (default: the name of its file)")
     parser.add_argument("--context", type=_count, metavar="N", help="longest request: tokens of prompt and answer")
     parser.add_argument(
-        "--cache-tokens", type=_count, metavar="N", help="KV cache of all requests (default: 4 contexts)"
+        "--cache-tokens", type=_count, metavar="N", help="KV cache of all requests (default: 4 contexts; more on a GPU)"
     )
     parser.add_argument(
         "--memory", type=_bytes, metavar="N", help="bytes of weights and KV caches together, such as 2G (default: any)"
     )
     parser.add_argument(
-        "--kv-bits", type=int, choices=(8, 32), default=32, help="of a number in the KV cache (default: 32)"
+        "--kv-bits", type=int, choices=(8, 16, 32), help="of a number in the KV cache (default: 32; bf16 on a GPU: 16)"
     )
-    parser.add_argument("--max-requests", type=_count, default=16, metavar="N", help="in one batch (default: 16)")
+    parser.add_argument("--max-requests", type=_count, metavar="N", help="in one batch (default: 16; 256 on a GPU)")
     parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait (default: 256)")
     parser.add_argument(
         "--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter that requests may name"

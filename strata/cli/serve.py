@@ -81,8 +81,7 @@ def _started(options: Namespace) -> tuple[Any, str]:
         tokens = {name: min(n, options.cache_tokens or n) for name, n in zip(generators, found, strict=True)}
     for name in generators:
         loaded[name] = Engine(
-            loaded[name], cache_tokens=tokens[name], max_requests=options.max_requests,
-            max_tokens=max(512, options.max_requests + 64), queue=options.queue,
+            loaded[name], cache_tokens=tokens[name], max_requests=options.max_requests, queue=options.queue,
             adapters=adapters if name == generators[0] else None, exact=options.exact,
             prefix_cache=not options.no_prefix_cache, speculate=not options.no_speculation,
             kv_bits=options.kv_bits,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from strata.core import Dim, bounds, substitute
 from strata.errors import MemoryLimitError, SymbolError
 from strata.lir.ir import ALIGNMENT, Lir, LirBuffer, Placement
@@ -73,8 +75,11 @@ def round_up(size: int, step: int = ALIGNMENT) -> int:
     return -(-size // step) * step
 
 
-def pack(blocks: Sequence[ArenaBlock]) -> tuple[dict[str, int], int]:
-    """Offsets by best fit, largest first; several orders are tried and the smallest arena wins."""
+def pack(blocks: Sequence[ArenaBlock], slack: float = 0.0) -> tuple[dict[str, int], int]:
+    """Offsets by best fit, largest first; several orders are tried and the smallest arena wins.
+
+    No more are tried once one is larger than the bytes that are alive at once by no more than this part of them.
+    """
     orders = (
         sorted(blocks, key=lambda b: (-b.size, b.birth)),
         sorted(blocks, key=lambda b: (-(b.size * (b.death - b.birth + 1)), b.birth)),
@@ -87,18 +92,20 @@ def pack(blocks: Sequence[ArenaBlock]) -> tuple[dict[str, int], int]:
         found = _first_fit(order)
         if best is None or found[1] < best[1]:
             best = found
-        if best[1] == floor:
+        if best[1] <= floor * (1 + slack):
             break
     assert best is not None
     return best
 
 
 def _first_fit(order: Sequence[ArenaBlock]) -> tuple[dict[str, int], int]:
-    placed: list[tuple[int, int, ArenaBlock]] = []  # start, end, block
+    births, deaths = (np.array([getattr(b, name) for b in order]) for name in ("birth", "death"))
+    placed: list[tuple[int, int]] = []  # start and end, in this order
     offsets: dict[str, int] = {}
     top = 0
-    for block in order:
-        alive = sorted((s, e) for s, e, other in placed if other.birth <= block.death and block.birth <= other.death)
+    for count, block in enumerate(order):
+        meets = (births[:count] <= block.death) & (deaths[:count] >= block.birth)
+        alive = sorted(placed[i] for i in meets.nonzero()[0].tolist())
         offset, best = 0, None
         for start, end in alive:
             gap = start - offset
@@ -107,7 +114,7 @@ def _first_fit(order: Sequence[ArenaBlock]) -> tuple[dict[str, int], int]:
             offset = max(offset, end)
         at = best[0] if best is not None else offset
         offsets[block.name] = at
-        placed.append((at, at + block.size, block))
+        placed.append((at, at + block.size))
         top = max(top, at + block.size)
     return offsets, top
 

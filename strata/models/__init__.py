@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         hit_counts,
         merged_mask,
     )
+    from strata.models.generating.feeding import Chosen, FedRow, FedSteps, TokenDraw, prompt_class, prompt_rows
     from strata.models.generating.prompts import PromptTokens, from_url
     from strata.models.grammar import Grammar
     from strata.models.ocr import Line, TextReader
@@ -61,6 +62,7 @@ _PLACES = {
     "PagePool": "paged", "PageTable": "paged", "PagedCache": "paged", "page_bytes": "paged", "page_keys": "paged",
     **dict.fromkeys(("ExpertPool", "ExpertStore", "ExpertStores", "Moves"), "generating.experts"),
     **dict.fromkeys(("affordable_experts", "hit_counts", "merged_mask"), "generating.experts"),
+    **dict.fromkeys(("Chosen", "FedRow", "FedSteps", "TokenDraw", "prompt_class", "prompt_rows"), "generating.feeding"),
     "batches": "embed", "padded": "embed", "pooled": "bert", "unit": "bert",
     "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer", "read_json": "weights",
     **dict.fromkeys(("Call", "CallParser", "Tool", "ToolChoice", "ToolStyle"), "chat"),

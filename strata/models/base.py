@@ -43,20 +43,20 @@ def compile_bound(
     session = Session(device)
     held = {name: bound[name] for name in graph.param_names}
     if options is None:
-        narrow = _narrow(held.values(), session.backend.capabilities.narrow_matmuls)
-        options = None if narrow is None else CompileOptions(precision=f"compute={narrow}")
+        most = usual_type(held.values())
+        narrow = most in session.backend.capabilities.narrow_matmuls
+        options = CompileOptions(precision=f"compute={most}") if narrow else None
     made = session.compile(graph) if options is None else session.compile(graph, options)
     made.set_params(held)
     return made
 
 
-def _narrow(weights: Iterable[np.ndarray], known: frozenset[str]) -> str | None:
-    """The type of most of the weights, if it is one of these."""
+def usual_type(weights: Iterable[np.ndarray]) -> str:
+    """The type of most of the weights; nothing where there is none."""
     sizes: Counter[str] = Counter()
     for array in weights:
         sizes[as_dtype(array.dtype).name] += array.nbytes
-    most = next(iter(sizes.most_common(1)), ("", 0))[0]
-    return most if most in known else None
+    return next(iter(sizes.most_common(1)), ("", 0))[0]
 
 
 class Model:

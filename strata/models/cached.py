@@ -5,7 +5,11 @@ layer. Results are the logits and the caches with the new rows written; one arra
 updated in place. Layers without attention carry a state of constant size instead. With a paged KV cache, the keys and
 values of all sequences, of any lengths, are in pools of pages; a page table for each sequence says which pages are its
 own; the pools are updated in place, too. Pools of 8 bits have a scale for each token and head: a new row is rounded
-before it is attended to, so that results do not depend on when it was.
+before it is attended to, so that results do not depend on when it was. Pools of 16 bits are bf16.
+
+A graph whose layout is *fed* is for devices with memory of their own: the tokens that were chosen last stay there, and
+a row may take its token from there instead of from the host. Its prompts may be padded: each row says which of its
+tokens is the last.
 """
 
 from __future__ import annotations
@@ -14,13 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from strata.core import DType, f32, i8, i32, i64, sym
+from strata.core import DType, bf16, f32, i8, i32, i64, sym
 from strata.mir import Value, constant
 from strata.models.generating.stages import ExpertCut
 from strata.models.weights import WeightBuilder, Weights, ops
 
 PAGE: Final = 16  # tokens of a page; results do not depend on where a prompt is cut if it is cut between pages
-Layout = Literal["plain", "paged", "paged8"]  # of the caches: one length for all, or pages, or pages of 8 bits
+# of the caches: one length for all, or pages, in f32, of 8 or of 16 bits; those that are fed take tokens on the device
+Layout = Literal["plain", "paged", "paged8", "paged16", "fed", "fed8", "fed16"]
+ROW: Final = ("slot", "past", "last")  # of a fed graph, for each sequence: where its token is, tokens before, last one
 
 
 @dataclass(frozen=True)
@@ -47,16 +53,21 @@ def kv_slots(layers: Sequence[int], heads: int, head_dim: int) -> tuple[Slot, ..
 def pooled(slots: Sequence[Slot], layout: Layout) -> dict[str, tuple[tuple[int, ...], DType]]:
     """The pools of a paged KV cache by name: shape of a token's row, and type."""
     found: dict[str, tuple[tuple[int, ...], DType]] = {}
+    kind = i8 if _packs(layout) else bf16 if layout.endswith("16") else f32
     for slot in (s for s in slots if not s.is_fixed):
-        found[slot.name] = (slot.shape, i8 if layout == "paged8" else f32)
-        if layout == "paged8":
+        found[slot.name] = (slot.shape, kind)
+        if _packs(layout):
             found[slot.scales] = ((slot.heads,), f32)
     return found
 
 
+def _packs(layout: Layout) -> bool:
+    return layout.endswith("8")
+
+
 def carried_names(slots: Iterable[Slot], layout: Layout) -> list[str]:
     """What a graph gives after the logits, in this order."""
-    packs = layout == "paged8"
+    packs = _packs(layout)
     return [name for s in slots for name in ((s.name, s.scales) if packs and not s.is_fixed else (s.name,))]
 
 
@@ -92,7 +103,11 @@ class CachedGraph(WeightBuilder):
         paged = layout != "plain"
         self.batch, self.count, self.capacity = sym("B", 1), sym("S", 1, length), sym("P" if paged else "C", 1)
         self.ids = self.graph.input("input_ids", (self.batch, self.count), i32)
-        self.past = self.graph.input("past", (self.batch if paged else 1,), i64)
+        self.last: Value | None = None  # of a padded row of tokens, i64[B]
+        if layout.startswith("fed"):
+            self._feed()
+        else:
+            self.past = self.graph.input("past", (self.batch if paged else 1,), i64)
         self.table = self.graph.input("table", (self.batch, sym("N", 1)), i64) if paged else None
         rows = (self.capacity, PAGE) if paged else (self.batch, self.capacity)
         self.carried = {
@@ -101,6 +116,14 @@ class CachedGraph(WeightBuilder):
         } | {s.name: self.graph.input(s.name, (self.batch, *s.shape), f32) for s in slots if s.is_fixed}
         self._updated: dict[str, Value] = {}
         self._entered: dict[str, Value] = {}  # rows of the new tokens
+
+    def _feed(self) -> None:
+        """Positions of each row, and the tokens that it takes from the device: those that are negative."""
+        rows = self.graph.input("rows", (self.batch, len(ROW)), i64)
+        tokens = self.graph.input("tokens", (sym("M", 1), 1, 1), i32)
+        slot, self.past, self.last = (ops.reshape(ops.narrow(rows, 1, at, 1), (self.batch,)) for at in range(len(ROW)))
+        known = ops.reshape(ops.take(tokens, slot, axis=0), (self.batch, 1))
+        self.ids = ops.where(self.ids < 0, ops.broadcast_to(known, (self.batch, self.count)), self.ids)
 
     @property
     def positions(self) -> Value:
@@ -133,24 +156,28 @@ class CachedGraph(WeightBuilder):
             return ops.attention(q, *caches, layout="bsd", causal=True, offset=self.past, **fields)
         pools, new = [self.carried[name] for name in both], [self._entered[name] for name in both]
         scales = [self.carried[self.slots[name].scales] for name in both] if self._packs else []
-        return ops.paged_attention(q, *pools, *new, self.table, self.past, *scales, **fields)
+        found: Value = ops.paged_attention(ops.cast(q, new[0].dtype), *pools, *new, self.table, self.past, *scales,
+                                           **fields)  # fmt: skip
+        return ops.cast(found, q.dtype)
 
     @property
     def _packs(self) -> bool:
-        return self.layout == "paged8"
+        return _packs(self.layout)
 
     def _cache_names(self, layer: int) -> list[str]:
         """Of keys and values; values that are the keys have no cache of their own."""
         return [f"{kind}{layer}" for kind in ("keys", "values") if f"{kind}{layer}" in self.carried]
 
     def _enter(self, layer: int, k: Value, v: Value) -> None:
-        for name, new in zip(self._cache_names(layer), (k, v), strict=False):
-            slot, entering = self.slots[name], {name: new}
+        for name, made in zip(self._cache_names(layer), (k, v), strict=False):
+            slot, pool = self.slots[name], self.carried[name]
+            new = made if self._packs else ops.cast(made, pool.dtype)
+            entering = {name: new}
             if self._packs:
                 whole, scale = _in_8_bits(new, slot.heads)
                 entering = {name: whole, slot.scales: scale}
             self._entered[name] = _from_8_bits(*entering.values()) if self._packs else new
-            self._updated |= {pool: self._written(self.carried[pool], part) for pool, part in entering.items()}
+            self._updated |= {at: self._written(self.carried[at], part) for at, part in entering.items()}
 
     def _written(self, cache: Value, new: Value) -> Value:
         if self.table is not None:
@@ -180,7 +207,7 @@ class CachedGraph(WeightBuilder):
                 scales = ops.take(self.carried[slot.scales], used, axis=0)
                 old = _from_8_bits(old, ops.reshape(scales, (self.batch, pages * PAGE, slot.heads)))
             wide = ops.broadcast_to(ops.reshape(near, (self.batch, pages * PAGE, 1)), (self.batch, pages * PAGE, width))
-            found.append(ops.where(is_new, ops.take_along_axis(new, wide, axis=1), old))
+            found.append(ops.cast(ops.where(is_new, ops.take_along_axis(new, wide, axis=1), old), f32))
         return found
 
     def seen(self, keys: Any, window: int | None, *, axes: int = 5) -> Value:
@@ -199,6 +226,9 @@ class CachedGraph(WeightBuilder):
         """The rows [B, S, H] that logits are wanted of: all, or the last."""
         if self.every:
             return x
+        if self.last is not None:
+            rows = ops.reshape(x, (self.batch * self.count, x.shape[-1]))
+            return ops.take(rows, ops.iota((self.batch,), 0, i64) * ops.dim_size(self.count) + self.last, axis=0)
         return ops.reshape(ops.narrow(x, 1, self.count - 1, 1), (self.batch, x.shape[-1]))
 
     def finish(self, logits: Value) -> None:

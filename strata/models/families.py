@@ -7,11 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from strata.errors import FileError, MissingFileError, OptionError
 from strata.io import GgufTensor, load_gguf
 from strata.models import decoder_config
 from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, permuted_rows
-from strata.models.base import Folder
+from strata.models.base import Folder, usual_type
 from strata.models.bert import NAMES, BertConfig
 from strata.models.cached import DECODERS, CachedGraph, Layout
 from strata.models.deberta import DebertaConfig
@@ -68,6 +70,7 @@ def _decoder(
         return graph
 
     made = Decoder(config, build, tokenizer, device=device, context=context, experts=stores)
+    made.weight_type = usual_type(w for w in weights.values() if isinstance(w, np.ndarray))
     made.is_quantized = any(
         w.kind is not None if isinstance(w, ExpertStack) else isinstance(w, GgufTensor) and not w.is_plain
         for w in weights.values()

@@ -92,6 +92,7 @@ class Decoder(TextModel, Model):
         self._graphs: dict[tuple[bool, bool, Layout, tuple[tuple[str, int], ...]], Runnable] = {}
         self._hidden = 0  # features of what the head is given, where a graph gives that, too
         self._adapters: AdapterSet | None = None
+        self.weight_type = "f32"  # of most of the weights
         self.is_quantized = False  # some weights are blocks, whose matmuls with few rows and with many differ in bits
 
     outputs = ("logits",)
@@ -151,7 +152,7 @@ class Decoder(TextModel, Model):
             experts=self.experts,
         )  # fmt: skip
         made._adapters = AdapterSet(found)
-        made.is_quantized = self.is_quantized
+        made.is_quantized, made.weight_type = self.is_quantized, self.weight_type
         return made
 
     def use_adapter(self, name: str | None) -> None:
@@ -178,6 +179,13 @@ class Decoder(TextModel, Model):
     def has_state(self) -> bool:
         """Whether some layers carry a state, which cannot go back to an earlier token as a KV cache can."""
         return any(slot.is_fixed for slot in self.config.slots)
+
+    @property
+    def kv_bits(self) -> int:
+        """Bits of a number in a paged KV cache that is not told otherwise: where matmuls are in bf16, so are pages."""
+        backend = backend_for(self.device)
+        narrow = backend.home is not None and "bf16" in backend.capabilities.narrow_matmuls
+        return 16 if narrow and self.weight_type == "bf16" else 32
 
     def kept(self, array: np.ndarray) -> Any:
         """An array that steps change in place: in the memory of the device, where it has its own."""

@@ -6,10 +6,11 @@ import hashlib
 import heapq
 from collections.abc import Iterable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from strata.backends import backend_for
 from strata.core import Table
 from strata.errors import OptionError
 from strata.models.cached import PAGE, Layout, carried_names, pooled
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MOST_PAGES = 1 << 24  # with their numbers in one list
-LAYOUTS: Final[dict[int, Layout]] = {32: "paged", 8: "paged8"}  # by the bits of a number
+LAYOUTS: Final[dict[int, Layout]] = {32: "paged", 16: "paged16", 8: "paged8"}  # by the bits of a number
 
 
 class PagePool:
@@ -152,32 +153,40 @@ class PageTable:
         self.pages, self.length, self.state = [], 0, {}
 
 
-def page_bytes(model: Decoder, bits: int = 32) -> int:
-    """Bytes of one page of the KV cache: keys and values of all layers, in f32 or in 8 bits."""
+def page_bytes(model: Decoder, bits: int | None = None) -> int:
+    """Bytes of one page of the KV cache: keys and values of all layers, in f32, in bf16 or in 8 bits."""
+    bits = model.kv_bits if bits is None else bits
     return PAGE * sum(prod(shape) * kind.itemsize for shape, kind in pooled(model.config.slots, _layout(bits)).values())
 
 
 def _layout(bits: int) -> Layout:
     if bits not in LAYOUTS:
-        raise OptionError(f"pages: a KV cache has 8 or 32 bits, got {bits!r}", code="O600")
+        raise OptionError(f"pages: a KV cache has 8, 16 or 32 bits, got {bits!r}", code="O600")
     return LAYOUTS[bits]
 
 
 class PagedCache:
     """The paged KV cache of many sequences of one model, and the step that reads and extends it.
 
-    Its pages are in the memory of the model's device, where that has its own; in f32, or in 8 bits (`bits=8`) with a
-    scale for each token and head.
+    Its pages are in the memory of the model's device, where that has its own; in f32, in bf16 (`bits=16`), or in 8 bits
+    (`bits=8`) with a scale for each token and head. Where `is_fed`, there are also steps that feed themselves
+    (`models.generating.feeding`).
     """
 
-    def __init__(self, model: Decoder, pages: int, *, bits: int = 32) -> None:
+    def __init__(self, model: Decoder, pages: int, *, bits: int | None = None) -> None:
+        bits = model.kv_bits if bits is None else bits
         self.model, self.layout = model, _layout(bits)
         self.pool = PagePool(pages, size=page_bytes(model, bits))
         slots = model.config.slots
-        self.pools = {
-            name: model.kept(np.zeros((pages, PAGE, *shape), kind.np))
-            for name, (shape, kind) in pooled(slots, self.layout).items()
-        }
+        home = backend_for(model.device).home
+        self.is_fed = home is not None and not (model.has_state or model.sees or model.experts is not None)
+        spare = 1 if self.is_fed else 0  # a page that nobody reads
+        self.pools: dict[str, Any] = {}
+        for name, (shape, kind) in pooled(slots, self.layout).items():
+            whole = (pages + spare, PAGE, *shape)
+            self.pools[name] = (
+                np.zeros(whole, kind.np) if home is None else home.zeros(np.dtype(kind.np), whole, "KV cache")
+            )
         self._blank = {s.name: np.zeros((1, *s.shape), np.float32) for s in slots if s.is_fixed}
 
     def table(self) -> PageTable:

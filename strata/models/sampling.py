@@ -75,6 +75,13 @@ class Sampler:
         """Whether the same logits after the same tokens always have the same probabilities."""
         return not (self.xtc_probability or self.mirostat_tau)
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether a token follows from one row of logits by temperature and `min_p` alone: devices choose such ones."""
+        plain = self.repetition_penalty == 1.0 and self.typical_p == 1.0 and not self.logit_bias and self.is_fixed
+        penalises = self.frequency_penalty or self.presence_penalty or self.dry_multiplier
+        return plain and not penalises and (not self.temperature or (not self.top_k and self.top_p == 1.0))
+
     def stream(self) -> SampleStream:
         """The random numbers of one generation: the same for the same seed."""
         return SampleStream(np.random.Philox(self.seed))

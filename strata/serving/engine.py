@@ -23,13 +23,15 @@ from typing import Any, Final, Self
 import numpy as np
 
 from strata.arguments import own_checks
+from strata.backends import backend_for
 from strata.errors import OptionError, RunError
 from strata.models import PAGE, Decoder, Grammar, PagedCache, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
 from strata.serving.batching import LEAST, Batch, Prefill, PrefillChunk, exact_batcher
 from strata.serving.generation import Generation, score
-from strata.serving.limits import Limits
+from strata.serving.limits import ON_DEVICE, ON_HOST, Limits, usual_tokens
 from strata.serving.metrics import Metrics
+from strata.serving.overlap import OverlappedSteps
 
 TOGETHER: Final = 4  # rows of one sequence that have the bits of one: drafted tokens are judged so many at a time
 TOGETHER_QUANTIZED: Final = 3
@@ -43,39 +45,48 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 class Engine:
     """Continuous batching: generates for many requests at once with one decoder, over a paged KV cache.
 
-    `cache_tokens` is the size of the KV cache, for all requests together. A step computes at most `max_tokens` tokens,
-    at most `max_requests` requests; where more run, those that were given least come first; at most `queue` wait.
-    `adapters` are LoRA folders by name, which requests may ask for. Matmuls of quantised weights with more than three
-    rows differ from those of one in their last bits; `exact` decodes three requests at a time there, so that no
-    request depends on the others. `prefix_cache` keeps the pages of prompts for others with the same beginning;
-    `speculate` drafts tokens from what was said before, and takes none that the model would not have chosen. With
-    `kv_bits=8` the KV cache takes a quarter of the memory: numbers are rounded to 8 bits, with a scale for each token
-    and head, and no result depends on when that was. Inside `with engine:` a thread runs the steps; otherwise whoever
-    waits does.
+    `cache_tokens` is the size of the KV cache, for all requests together. A step computes at most `max_tokens` tokens
+    of at most `max_requests` requests: more on a device with memory of its own, where nobody says otherwise; where more
+    run, those that were given least come first; at most `queue` wait. `adapters` are LoRA folders by name, which
+    requests may ask for. Matmuls of quantised weights with more than three rows differ from those of one in their last
+    bits; `exact` decodes three requests at a time there, so that no request depends on the others. `prefix_cache` keeps
+    the pages of prompts for others with the same beginning; `speculate` drafts tokens from what was said before, and
+    takes none that the model would not have chosen. With `kv_bits=8` the KV cache takes a quarter of the memory:
+    numbers are rounded to 8 bits, with a scale for each token and head, and no result depends on when that was; with
+    16, they are bf16. Inside `with engine:` a thread runs the steps; otherwise whoever waits does.
     """
 
     @own_checks()
     def __init__(
-        self, model: Decoder, *, cache_tokens: int | None = None, max_requests: int = 16, max_tokens: int = 512,
-        queue: int = 256, exact: bool = False, adapters: Mapping[str, str | os.PathLike[str]] | None = None,
-        metrics: Metrics | None = None, prefix_cache: bool = True, speculate: bool = True, kv_bits: int = 32,
+        self, model: Decoder, *, cache_tokens: int | None = None, max_requests: int | None = None,
+        max_tokens: int | None = None, queue: int = 256, exact: bool = False,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None, metrics: Metrics | None = None,
+        prefix_cache: bool = True, speculate: bool = True, kv_bits: int | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(model, Decoder):
             raise OptionError(f"engine: {type(model).__name__} generates no text", code="O605")
+        home = backend_for(model.device).home
+        usual = ON_DEVICE if home is not None else ON_HOST
+        max_requests = usual.requests if max_requests is None else max_requests
+        max_tokens = max(usual.tokens, max_requests + 4 * PAGE) if max_tokens is None else max_tokens
         counts = (max_requests, max_tokens, queue, 1 if cache_tokens is None else cache_tokens)
         if not all(isinstance(n, int) for n in counts) or min(max_requests, max_tokens, counts[3]) < 1 or queue < 0:
             raise OptionError(
                 f"engine: max_requests {max_requests!r}, max_tokens {max_tokens!r}, queue {queue!r} and cache_tokens "
                 f"{cache_tokens!r} serve nobody", code="O605",
             )  # fmt: skip
-        tokens = 4 * model.context if cache_tokens is None else cache_tokens
+        tokens = usual_tokens(model, home, usual.contexts, kv_bits) if cache_tokens is None else cache_tokens
         self.model = model.adapted(adapters) if adapters else model
         self.cache = PagedCache(self.model, -(-tokens // PAGE), bits=kv_bits)
         self.adapters = tuple(adapters or ())
         self._together = TOGETHER_QUANTIZED if exact and model.is_quantized else max_requests
+        fed = self.cache.is_fed
+        self._overlap = OverlappedSteps(self, ADMITTED * max_requests, self._together) if fed else None
         self._judged = TOGETHER_QUANTIZED if model.is_quantized else TOGETHER
         goes_back = not model.has_state  # a recurrent state is that of the last token only
         self._shares, self._speculates = prefix_cache and goes_back, speculate and goes_back
+        if home is not None:  # its kernels for one token and for several differ in their last bits
+            self._judged, self._speculates = 1, False
         self.limits = Limits(max_length=model.context, vocabulary=model.config.vocab)
         self.metrics = metrics or Metrics()
         self.limit = queue
@@ -97,7 +108,10 @@ class Engine:
 
         What judges drafts is compiled by the engine's thread when it first has nothing to do.
         """
-        self.model.graph_for(every=False, layout=self.cache.layout)
+        if self._overlap is not None:
+            self._overlap.steps.warm_up(self._batcher.max_entries)
+        else:
+            self.model.graph_for(every=False, layout=self.cache.layout)
         assert self.model.tokenizer is not None
 
     # ------------------------------------------------------------------------------------------------------- requests
@@ -212,15 +226,21 @@ class Engine:
 
     def step(self) -> bool:
         """Compute one step of the batch; False when there is nothing to do."""
+        overlap = self._overlap
         with self._stepping:
+            if overlap is not None and self.cache.pool.free <= len(self._running):
+                overlap.collect()  # some may end, and none is preempted whose tokens are not known
             with self._changed:
                 batch = self._next()
             if not batch.tokens:
-                return False
+                return overlap is not None and overlap.collect()
             start = time.perf_counter()
-            self._decode_all(batch.decodes)
-            for piece in batch.pieces:
-                self._prefill(piece)
+            if overlap is not None:
+                overlap.step(batch)
+            else:
+                self._decode_all(batch.decodes)
+                for piece in batch.pieces:
+                    self._read_piece(piece)
             self.metrics.count("steps")
             self.metrics.observe("step_microseconds", (time.perf_counter() - start) * 1e6)
             self.metrics.observe("step_tokens", batch.tokens)
@@ -244,13 +264,14 @@ class Engine:
                 break
             self._waiting.pop()
         for request in list(self._running):
-            if request in self._running:
+            if request.table is not None and not request.is_done:  # others have not made room by it
                 self._grow(request)
         pool = self.cache.pool
         for name, value in (("waiting", len(self._waiting) + len(self._preempted)), ("active", self._active),
                             ("free_pages", pool.free), ("pages", pool.pages), ("kept_pages", pool.kept)):  # fmt: skip
             self.metrics.set(name, value)
-        turns = sorted(self._running, key=lambda g: (min(len(g.tokens), FIRST_TOKENS), g.last_step))
+        ready = [g for g in self._running if g.can_go_on(self.model.context)]
+        turns = sorted(ready, key=lambda g: (min(len(g.tokens), FIRST_TOKENS), g.last_step))
         most = self._batcher.max_entries - (1 if self._reading and self._batcher.max_entries > 1 else 0)
         chosen = turns[:most]
         self._steps += 1
@@ -281,6 +302,8 @@ class Engine:
             self.metrics.count("adapter_swaps")
             self._waiting.active = request.adapter
         self._served.append(request)
+        if self._overlap is not None:
+            request.slot = self._overlap.steps.take_slot()
         self._reading.append(Prefill(request, len(request.prompt_ids), table.length))
         return True
 
@@ -363,35 +386,45 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------ prefill
 
-    def _prefill(self, piece: PrefillChunk[Generation]) -> None:
-        """A chunk of a prompt, less what others have read by now."""
+    def _shared_start(self, piece: PrefillChunk[Generation]) -> int | None:
+        """Where a chunk of a prompt starts, less what others have read by now; None where nothing is left."""
         request = piece.item
         table = request.table
         assert table is not None
         with self._changed:
             self._share(request, piece.end)
             request.cached_tokens += max(table.length - piece.start, 0) if piece.start == 0 else 0
-        if table.length >= piece.end:
+        return None if table.length >= piece.end else table.length
+
+    def _read_piece(self, piece: PrefillChunk[Generation]) -> None:
+        """Read a chunk of a prompt, and choose a token behind the last one."""
+        request, start = piece.item, self._shared_start(piece)
+        if start is None:
             return
-        start, ids = table.length, request.prompt_ids
         if request.prompt_logprobs is not None:
             logits = self._scored(request, piece.end)
         else:
-            logits = self._computed([request], np.asarray([ids[start : piece.end]], np.int32))
+            logits = self._computed([request], np.asarray([request.prompt_ids[start : piece.end]], np.int32))
         if logits is None:
             return
-        if self._shares and request.prompt_logprobs is None:
-            with self._changed:
-                request.keep_pages(start, piece.end)
-        if not piece.is_last:
-            return
-        if request.max_tokens == 0:
-            with self._changed:
-                self._finish(request, "length")
-        elif not request.tokens:
+        self._keep_piece(piece, start)
+        if piece.is_last and request.max_tokens and not request.tokens:
             self._publish([(request, logits)])
+        self._end_piece(piece)
+
+    def _keep_piece(self, piece: PrefillChunk[Generation], start: int) -> None:
+        """Keep the pages of a chunk for others."""
+        if self._shares and piece.item.prompt_logprobs is None:
+            with self._changed:
+                piece.item.keep_pages(start, piece.end)
+
+    def _end_piece(self, piece: PrefillChunk[Generation]) -> None:
+        """Behind the last chunk of its prompt, a request runs."""
+        request = piece.item
         with self._changed:
-            if not request.is_done and request.table is not None:
+            if piece.is_last and request.max_tokens == 0:
+                self._finish(request, "length")
+            elif piece.is_last and not request.is_done and request.table is not None:
                 self._running.append(request)
 
     def _scored(self, request: Generation, end: int) -> np.ndarray | None:
@@ -420,10 +453,14 @@ class Engine:
             tables: Any = [g.table for g in requests]
             return self.cache.step(tables, ids, every=True) if every else self.cache.step(tables, ids)
         except Exception as error:  # noqa: BLE001 - whoever waits for the requests is told
-            with self._changed:
-                for request in requests:
-                    self._finish(request, "error", error)
+            self._fail(requests, error)
             return None
+
+    def _fail(self, requests: Sequence[Generation], error: Exception) -> None:
+        """Tell requests what went wrong."""
+        with self._changed:
+            for request in requests:
+                self._finish(request, "error", error)
 
     def _publish(
         self, rows: Sequence[tuple[Generation, np.ndarray]], drafts: Mapping[Generation, list[int]] | None = None
@@ -443,19 +480,41 @@ class Engine:
                     break
             found[request] = max(len(request.tokens) - before, 1)
             self.metrics.count("generated_tokens", len(request.tokens) - before)
-            if not before and request.first_token is not None:
-                self.metrics.observe("first_token_milliseconds", request.first_token * 1e3)
+            self._first(request, before)
+        self._told([request for request, _ in rows])
+        return found
+
+    def _publish_tokens(self, rows: Sequence[tuple[Generation, int]]) -> None:
+        """Take tokens that the device has chosen, one of each request."""
+        ends, context = self.model.tokenizer.eos, self.model.context
+        count = 0
+        for request, token in rows:
+            before = len(request.tokens)
+            request.take(token, ends, context)
+            count += len(request.tokens) - before
+            self._first(request, before)
+        self.metrics.count("generated_tokens", count)
+        self._told([request for request, _ in rows])
+
+    def _first(self, request: Generation, before: int) -> None:
+        if not before and request.first_token is not None:
+            self.metrics.observe("first_token_milliseconds", request.first_token * 1e3)
+
+    def _told(self, requests: Sequence[Generation]) -> None:
+        """Let those who wait know what was said, and what has ended."""
         with self._changed:
-            for request, _ in rows:
+            for request in requests:
                 if request.ending is not None:
                     self._finish(request, *request.ending)
             self._changed.notify_all()
-        for request, _ in rows:
+        for request in requests:
             if not request.is_done:
                 request.notify()
-        return found
 
     def _leave(self, request: Generation) -> None:
+        if request.slot is not None and self._overlap is not None:
+            self._overlap.steps.give_slot(request.slot)
+            request.slot = None
         self._served = [g for g in self._served if g is not request]
         self._running = [g for g in self._running if g is not request]
         self._reading = deque(p for p in self._reading if p.item is not request)

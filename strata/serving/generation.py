@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strata.arguments import untouched
 from strata.errors import RunError, StrataError
 from strata.models import NgramDraft, PageTable, Sampler, Speech, log_probabilities, page_keys
 
@@ -68,6 +69,9 @@ class Generation:
         self.seen = seen  # what tokens of the prompt show
         self.keys = page_keys(self.prompt_ids, adapter, seen)
         self.ending: tuple[str, Exception | None] | None = None
+        self.slot: int | None = None  # of its last token on a device with memory of its own
+        self.ahead = 0  # tokens that steps under way there will have chosen
+        self.is_chosen_on_device = sampler.is_simple and matcher is None and logprobs is None
         self._matcher = matcher
         self._engine = engine
         self._history = list(ids)
@@ -132,6 +136,18 @@ class Generation:
         assert self.table is not None
         return self._history[self.table.length :]
 
+    @property
+    def next_key(self) -> bytes | None:
+        """Of the page of its prompt that is read next; None where that is not a whole one."""
+        assert self.table is not None
+        at, within = divmod(self.table.length, self.table.pool.tokens)
+        return self.keys[at] if not within and at < len(self.keys) else None
+
+    @untouched
+    def can_go_on(self, context: int) -> bool:
+        """Whether it may need a token beyond those that are chosen, and those that steps under way choose."""
+        return len(self.tokens) + self.ahead < self.max_tokens and len(self._history) + self.ahead <= context
+
     def push(self, logits: np.ndarray, ends: Sequence[int], context: int) -> int | None:
         """Choose the next token and say what can be said; None where it ends with it, for the reason in `ending`."""
         try:
@@ -150,6 +166,20 @@ class Generation:
         except StrataError as error:
             self.ending = ("error", error)
             return None
+        return self._said(token, context)
+
+    @untouched
+    def take(self, token: int, ends: Sequence[int], context: int) -> int | None:
+        """As `push`, of a token that the device has chosen; -1 is none."""
+        if token < 0:
+            self.ending = ("error", RunError("generate: the logits have a NaN or an infinity", code="X220"))
+            return None
+        if token in ends and not self.ignore_eos:
+            self.ending = ("stop", None)
+            return None
+        return self._said(token, context)
+
+    def _said(self, token: int, context: int) -> int | None:
         if self.first_token is None:
             self.first_token = time.perf_counter() - self.started
         self.tokens.append(token)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from strata.backends import DeviceHome
 from strata.errors import OptionError, RequestError
 from strata.models import PAGE, Decoder, page_bytes
 
@@ -60,7 +61,7 @@ def _refused(message: str, reason: str | None = None) -> RequestError:
     return error
 
 
-def shared_memory(limit: int, taken: int, models: Sequence[Decoder], *, bits: int = 32) -> list[int]:
+def shared_memory(limit: int, taken: int, models: Sequence[Decoder], *, bits: int | None = None) -> list[int]:
     """Tokens of each model's KV cache: equal parts of what weights of `taken` bytes leave of a limit, and no more than
     four contexts. Each has room for one context at least."""
     contexts = [_context_bytes(model, bits) for model in models]
@@ -78,5 +79,28 @@ def shared_memory(limit: int, taken: int, models: Sequence[Decoder], *, bits: in
     return found
 
 
-def _context_bytes(model: Decoder, bits: int) -> int:
+def _context_bytes(model: Decoder, bits: int | None) -> int:
     return -(-model.context // PAGE) * page_bytes(model, bits)
+
+
+@dataclass(frozen=True)
+class UsualSizes:
+    """What an engine takes that is not told otherwise: requests and tokens of a step, contexts of the KV cache."""
+
+    requests: int
+    tokens: int
+    contexts: int
+
+
+ON_HOST: Final = UsualSizes(requests=16, tokens=512, contexts=4)
+ON_DEVICE: Final = UsualSizes(requests=256, tokens=4096, contexts=64)
+ON_DEVICE_MEMORY: Final = 0.3  # of a device's own memory: what a KV cache takes of it that is not told otherwise
+
+
+def usual_tokens(model: Decoder, home: DeviceHome | None, contexts: int, bits: int | None) -> int:
+    """Tokens of a KV cache of so many contexts, or of as many as a part of the device's memory holds."""
+    tokens = contexts * model.context
+    total = None if home is None else home.total_bytes()
+    if total is None:
+        return tokens if home is None else min(tokens, ON_HOST.contexts * model.context)
+    return max(model.context, min(tokens, int(total * ON_DEVICE_MEMORY) // page_bytes(model, bits) * PAGE))

@@ -1,4 +1,4 @@
-"""Attention as one Triton kernel in its interpreter against the oracle: masks, windows, offsets, decode in segments.
+"""Attention as one Triton kernel in its interpreter against the oracle: masks, windows, offsets, segments, pages.
 
 TRITON_INTERPRET=1 python -m tests.backends.triton_attention          half a minute
 """
@@ -114,10 +114,42 @@ def gradients() -> Iterator[Case]:
         yield name if at < 5 else f"{name}, beside forward", g, feeds
 
 
+def over_pages() -> Iterator[Case]:
+    """Attention over pages in any order, of one new token and of several, at the edges of blocks and segments."""
+    rng = np.random.default_rng(2)
+    for name, dtype, tokens, past, options in (
+        ("pages, one token", f32, 1, [500, 37], {}),
+        ("pages, one token in a new segment", bf16, 1, [512, 0], {}),
+        ("pages, one token at the end of a segment", f16, 1, [511, 255], {}),
+        ("pages, one token, window", bf16, 1, [600, 255], {"window": 40}),
+        ("pages, prompt", f32, 70, [37, 0], {}),
+        ("pages, prompt, whole blocks", bf16, 64, [64, 128], {}),
+        ("pages, prompt, softcap", bf16, 130, [80], {"softcap": 5.0}),
+        ("pages, prompt, window", f32, 130, [80, 0], {"window": 20}),
+    ):
+        batch, mine = len(past), 40
+        shapes = {
+            "q": (batch, tokens, 96), "k": (batch * mine, 16, 48), "v": (batch * mine, 16, 48),
+            "new_k": (batch, tokens, 48), "new_v": (batch, tokens, 48),
+        }  # fmt: skip
+        opened = {"q": sym("B", 1), "k": sym("P", 1), "v": sym("P", 1), "new_k": sym("B", 1), "new_v": sym("B", 1)}
+        count = 1 if tokens == 1 else sym("S", 1)
+        feeds = {label: rng.standard_normal(shape).astype(dtype.np) for label, shape in shapes.items()}
+        g = Graph("pages")
+        inputs = [
+            g.input(label, dtype[opened[label], shape[1] if shape[1] == 16 and label in "kv" else count, shape[2]])
+            for label, shape in shapes.items()
+        ]
+        inputs += [g.input("table", i64[sym("B", 1), sym("N", 1)]), g.input("past", i64[sym("B", 1)])]
+        feeds |= {"table": rng.permutation(batch * mine).reshape(batch, mine), "past": np.array(past)}
+        g.outputs(ops.paged_attention(*inputs, num_heads=4, kv_heads=2, **options))
+        yield name, g, feeds
+
+
 def main(names: list[str]) -> int:
     register_backend(DEVICE, interpreted())
     total, bad = 0, 0
-    for name, graph, feeds in (*cases(), *gradients()):
+    for name, graph, feeds in (*cases(), *gradients(), *over_pages()):
         if names and name not in names:
             continue
         total += 1

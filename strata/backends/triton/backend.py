@@ -12,6 +12,7 @@ from strata.backends.ordering import is_own, own_phases
 from strata.backends.triton.codegen.attention import render_attention, takes_attention
 from strata.backends.triton.codegen.attention_backward import render_backward, takes_backward
 from strata.backends.triton.codegen.dequant import render_dequant, takes_dequant
+from strata.backends.triton.codegen.paged import render_paged, takes_paged
 from strata.backends.triton.codegen.pairs import takes_pairs
 from strata.backends.triton.codegen.render import Rendered, render, render_phases
 from strata.backends.triton.launch.cuda import CudaDriver, count
@@ -32,6 +33,7 @@ class TritonBackend(OffloadBackend):
         narrow_matmuls=frozenset({"f16", "bf16"}),
         recompute_cost=64,
         runs_bodies=True,
+        keeps_plans=True,
     )
 
     def __init__(self, name: str, gpu: Gpu, driver: DeviceDriver, home: str | None = None) -> None:
@@ -43,8 +45,8 @@ class TritonBackend(OffloadBackend):
         return self.gpu.target
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
-        own = takes_attention(op, types) or takes_backward(op, types) or takes_dequant(op, types) or is_own(op)
-        own = own or op.name == "ensure" or self.takes_bodies(op)
+        own = takes_attention(op, types) or takes_backward(op, types) or takes_paged(op, types)
+        own = own or takes_dequant(op, types) or is_own(op) or op.name == "ensure" or self.takes_bodies(op)
         return own or (super().takes(op, types) and takes_pairs(op.name, [t.dtype for t in types]))
 
     def reads_views(self, node: Node) -> bool:
@@ -83,6 +85,8 @@ def rendered_step(step: Step, gpu: Gpu) -> Rendered | None:
         return render_backward(node, step.views, gpu)
     if step.views is not None and takes_attention(node.op, types):
         return render_attention(node, step.views, gpu)
+    if takes_paged(node.op, types):
+        return render_paged(node)
     if takes_dequant(node.op, types):
         return render_dequant(node, gpu)
     return _own(step, gpu, {})

@@ -86,7 +86,7 @@ def test_a_kv_cache_of_8_bits(decoder: Make, name: str) -> None:
     assert [(r.text(), [s.logprob for s in r.scores]) for r in together] == alone
     assert count(engine, "prefix_hit_tokens") > 0
     assert count(engine, "preemptions") > 0
-    with pytest.raises(OptionError, match="8 or 32 bits, got 4"):
+    with pytest.raises(OptionError, match="8, 16 or 32 bits, got 4"):
         PagedCache(model, 1, bits=4)
 
 

@@ -33,8 +33,10 @@ from strata.kernel import (
 _FEW = 8  # rows or columns that make a tile worth its empty part
 _SHORT = 16  # terms, of which fewer are no tile
 _WIDE = 1 << 18  # elements of a matrix that a few rows are better multiplied with by tensor cores, too
-ROW_CLASSES = (16, 128, 1024)  # rows up to which a matmul of any number of rows has a schedule of its own
 _STEPS = 4  # of a part, where another number of parts was measured
+# rows up to which a matmul of any number of rows has a schedule of its own, on tensor cores and elsewhere
+TENSOR_CLASSES, ROW_CLASSES = (64, 256, 1024), (16, 128, 1024)
+_WHOLE_ROWS = 64  # of a tile that four warps multiply together: all such tiles add up their terms in one order
 _HOPPER = 90  # the first architecture with a copy engine
 _ENGINE_BYTES = 16  # that rows of a matrix are a multiple of where the copy engine loads it
 
@@ -125,13 +127,22 @@ def choose_tiles(
 
 
 def by_rows(product: TiledContraction, gpu: Gpu) -> list[tuple[int, TiledContraction]]:
-    """Other schedules for few rows, where their number is a symbol: which of them runs is decided at each launch."""
+    """Other schedules for few rows, where their number is a symbol: which of them runs is decided at each launch.
+
+    All of them add up terms in the order of the first, so that a row has the same bits among any number of others:
+    sums are not split, and no tile is so low that other tensor core instructions multiply it.
+    """
     rows = product.form.extents[1]
     if isinstance(rows, int) or product.kernel.schedule:
         return []
     found: list[tuple[int, TiledContraction]] = []
-    for most in ROW_CLASSES:
+    narrow = product.sums[0].dtype in (f16, bf16)
+    for most in TENSOR_CLASSES if narrow else ROW_CLASSES:
         tiles = replace(choose_tiles(product.form, product.sums, gpu, most_rows=most), parts=1)
+        if narrow:
+            tiles = replace(tiles, rows=max(tiles.rows, _WHOLE_ROWS))
+        if found and found[-1][1].tiles == tiles:
+            found.pop()
         if most < known(rows) and tiles != product.tiles:
             found.append((most, replace(product, tiles=tiles)))
     return found

@@ -101,6 +101,9 @@ class DriverCalls:
         u32, u64, ptr = ctypes.c_uint, ctypes.c_uint64, ctypes.c_void_p
         self._launch = _typed(lib.cuLaunchKernel, ptr, *[u32] * 7, ptr, ptr, ptr)
         self._copy = _typed(lib.cuMemcpyDtoDAsync_v2, u64, u64, ctypes.c_size_t, ptr)
+        self._down = _typed(lib.cuMemcpyDtoHAsync_v2, ptr, u64, ctypes.c_size_t, ptr)
+        self._up = _typed(lib.cuMemcpyHtoDAsync_v2, u64, ptr, ctypes.c_size_t, ptr)
+        self._pinned = _typed(lib.cuMemAllocHost_v2, ptr, ctypes.c_size_t)
         self._current = _typed(lib.cuCtxGetCurrent, ptr)
         self._function = _typed(lib.cuKernelGetFunction, ptr, ptr)
         self._info = _typed(lib.cuMemGetInfo_v2, ptr, ptr)
@@ -117,6 +120,7 @@ class DriverCalls:
         self._record = _typed(lib.cuEventRecord, ptr, ptr)
         self._wait = _typed(lib.cuStreamWaitEvent, ptr, ptr, u32)
         self._query = _typed(lib.cuEventQuery, ptr)
+        self._await = _typed(lib.cuEventSynchronize, ptr)
         self._version = _typed(lib.cuDriverGetVersion, ptr)
         self._error = _typed(lib.cuGetErrorName, ctypes.c_int, ptr)
 
@@ -167,6 +171,20 @@ class DriverCalls:
     def copy(self, source: int, target: int, size: int, stream: int) -> None:
         self.check(self._copy(target, source, size, stream))
 
+    def down(self, source: int, target: int, size: int, stream: int) -> None:
+        """From the device to pinned memory of the host, when the stream is there."""
+        self.check(self._down(target, source, size, stream))
+
+    def up(self, source: int, target: int, size: int, stream: int) -> None:
+        """From pinned memory of the host to the device, when the stream is there."""
+        self.check(self._up(target, source, size, stream))
+
+    def pinned(self, size: int) -> int:
+        """Memory of the host that the device copies from and to by itself."""
+        made = ctypes.c_void_p()
+        self.check(self._pinned(ctypes.byref(made), size))
+        return made.value or 0
+
     def graph(self, launches: Sequence[PreparedLaunch]) -> KernelGraph:
         return KernelGraph(self, launches)
 
@@ -181,6 +199,10 @@ class DriverCalls:
     def wait(self, stream: int, event: int) -> None:
         """Let a stream wait for an event; the caller does not."""
         self.check(self._wait(stream, event, 0))
+
+    def await_event(self, event: int) -> None:
+        """Wait for an event."""
+        self.check(self._await(event))
 
     def is_done(self, event: int) -> bool:
         return not self._query(event)

@@ -7,6 +7,7 @@ with its buffers, sizes and the memory that Triton may ask for. Nothing is impor
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import sys
@@ -37,6 +38,7 @@ NEEDS = f"{INSTALL}, on a machine with an NVIDIA GPU and its driver"
 _PLAIN_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
 _MOST_PROGRAMS = (1 << 31) - 1  # of a grid along its first dimension
 _CUDA = 2  # of DLPack's kinds of devices
+_STAGED = range((32 << 10) + 1, (4 << 20) + 1)  # bytes of an array that goes up through pinned memory, without a wait
 _ALIGNED = 16  # bytes that addresses are multiples of, as kernels are told
 
 Compiler = Callable[[TritonProgram, Gpu], Binary]
@@ -76,6 +78,7 @@ class CudaDriver(DeviceDriver):
         self._used: deque[tuple[int, list[Any]]] = deque()  # and before, with the event that ends their use
         self._ended: deque[int] = deque()  # streams on which others used memory that has come back
         self._events: list[int] = []
+        self._staging = _Staging(self)
         self._torch_types: dict[Any, np.dtype[Any]] = {}
         self._is_alone = len(self._core.Device.get_all_devices()) == 1  # nobody makes another GPU current
         self._current = _Current()
@@ -106,6 +109,14 @@ class CudaDriver(DeviceDriver):
         if not array.nbytes:
             return
         with self._asking("copying to the GPU"):
+            if array.nbytes in _STAGED:
+                stage = self._staging.take(array.nbytes)
+                ctypes.memmove(stage.address, array.ctypes.data, array.nbytes)
+                self.calls.up(stage.address, buffer, array.nbytes, self._handle)
+                stage.event = self._event()
+                self.calls.record(stage.event, self._handle)
+                self._staging.give(stage)
+                return
             source = self._core.Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
             source.copy_to(self._memory(buffer, array.nbytes), stream=self.stream)
 
@@ -116,6 +127,24 @@ class CudaDriver(DeviceDriver):
             target = self._core.Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
             self._memory(buffer, array.nbytes).copy_to(target, stream=self.stream)
             self.stream.sync()
+
+    def read_later(self, buffer: int, array: np.ndarray) -> Callable[[], None]:
+        """Through pinned memory: nothing waits before the call that this gives."""
+        if not array.nbytes:
+            return lambda: None
+        with self._asking("copying from the GPU"):
+            stage = self._staging.take(array.nbytes)
+            self.calls.down(buffer, stage.address, array.nbytes, self._handle)
+            stage.event = self._event()
+            self.calls.record(stage.event, self._handle)
+
+        def wait() -> None:
+            with self._asking("copying from the GPU"):
+                self.calls.await_event(stage.event)
+            ctypes.memmove(array.ctypes.data, stage.address, array.nbytes)
+            self._staging.give(stage)
+
+        return wait
 
     def copy(self, source: int, target: int, size: int) -> None:
         if size:
@@ -347,6 +376,38 @@ class _Memory:
 
     def __init__(self, buffer: Any) -> None:
         self.buffer, self.address = buffer, int(buffer.handle)
+
+
+class _Stage:
+    """Pinned memory of the host, and the event after which it may be used again."""
+
+    __slots__ = ("address", "event", "size")
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address, self.size, self.event = address, size, 0
+
+
+class _Staging:
+    """Pinned memory that copies go through: as many pieces of a size as copies were under way at once."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._free: dict[int, deque[_Stage]] = {}
+
+    def take(self, size: int) -> _Stage:
+        room = 1 << max(12, (size - 1).bit_length())
+        waiting = self._free.setdefault(room, deque())
+        calls = self._driver.calls
+        if waiting and (not waiting[0].event or calls.is_done(waiting[0].event)):
+            found = waiting.popleft()
+            if found.event:
+                self._driver._events.append(found.event)
+                found.event = 0
+            return found
+        return _Stage(calls.pinned(room), room)
+
+    def give(self, stage: _Stage) -> None:
+        self._free[stage.size].append(stage)
 
 
 class _Entry:

@@ -14,6 +14,7 @@ import pytest
 
 from strata.backends.offload import OffloadBackend
 from strata.backends.recipe import Copy
+from strata.backends.resident import HOMES
 from strata.backends.triton.launch import cuda
 from strata.backends.triton.launch.calls import PreparedLaunch
 from strata.backends.triton.launch.cuda import CudaDriver
@@ -128,6 +129,36 @@ def test_memory_that_runs_out_is_an_error_with_a_name() -> None:
     driver.allocate(600)
     with pytest.raises(OutOfMemoryError, match="600 bytes on Fake H200 do not fit"):
         driver.allocate(600)
+
+
+def test_copies_through_pinned_memory_wait_for_nothing_else(core: FakeCore) -> None:
+    """What is read later is what was there when it was asked for; pinned memory is used again."""
+    driver = driver_of(core)
+    place = driver.place(driver.allocate(1 << 17))
+    first = np.arange(1 << 15, dtype=np.int32)
+    driver.write(place, first)
+    found = np.empty_like(first)
+    wait = driver.read_later(place, found)
+    driver.write(place, first + 1)
+    assert "sync" not in core.log
+    wait()
+    np.testing.assert_array_equal(found, first)
+    np.testing.assert_array_equal(first, np.arange(1 << 15))
+    for _ in range(3):
+        driver.read_later(place, found)()
+    np.testing.assert_array_equal(found, first + 1)
+    calls: Any = driver.calls
+    assert len(calls.staged) <= 2
+    assert core.log.count("await") == 4
+
+
+@pytest.mark.parametrize("count", [3, 1 << 20, (3 << 20) + 7])
+def test_zeros_are_made_on_the_device(core: FakeCore, count: int) -> None:
+    home = OffloadBackend(driver_of(core), "fake").home
+    made = home.zeros(np.dtype(np.uint8), (count,))
+    HOMES.remove(home)
+    assert not made.numpy().any()
+    assert made.shape == (count,)
 
 
 def test_what_fails_on_the_device_is_an_error_with_a_code(core: FakeCore) -> None:
