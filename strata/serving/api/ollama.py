@@ -130,7 +130,8 @@ def parse_generate(body: Any) -> OllamaRequest:
         raise wrong("raw prompts have no place for images: leave raw out", "images", "unsupported_parameter")
     if raw:
         return OllamaRequest(TextRequest((prompt,), options, stream=stream, model=model, format=form), is_chat=False)
-    messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": content}]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": content})
     return OllamaRequest(ChatRequest(tuple(messages), options, stream=stream, model=model, format=form), is_chat=False)
 
 
