@@ -18,10 +18,11 @@ from strata.backends.triton.backend import TritonBackend
 from strata.backends.triton.target import Gpu
 from strata.core import f32, sym
 from strata.kernel import Kernel
-from strata.mir import Graph
+from strata.mir import REGISTRY, Graph, as_tuple
 from strata.runtime import Session
 from strata.testing.backend_suite import cases
 from strata.testing.check import build, single_op_graph, type_of
+from strata.transforms import grad_with_loss
 from tests.groups import check_all
 
 DEVICE = "cuda_plans"
@@ -99,3 +100,14 @@ def test_sizes_that_are_symbols() -> None:
     g = Graph("transform")
     g.outputs(ops.fft(g.input("x", f32[3, n])))
     assert host_steps(g) == {"fft"}
+
+
+@pytest.mark.parametrize("name", ["selective_scan", "gated_delta_net", "solve", "cholesky", "sort", "logcumsumexp"])
+def test_gradients(name: str) -> None:
+    sample = REGISTRY[name].samples()[0]
+    arrays = sample.arrays()
+    g = Graph("loss")
+    given = [g.param(f"x{i}", type_of(a)) for i, a in enumerate(arrays)]
+    out = as_tuple(build(REGISTRY[name], sample)(*given))[0]
+    g.outputs(ops.sum(out * out))
+    assert not host_steps(grad_with_loss(g, tuple(g.param_names)))
