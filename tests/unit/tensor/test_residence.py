@@ -201,8 +201,9 @@ def test_copies_are_lazy_and_steps_of_plans(device: str, tmp_path: Path) -> None
     with pytest.raises(DeviceError, match="operands are on"):
         inside + given
     plan = ((inside @ st.ones((3, 4), device=device)).to("cpu") - 1.0).prepare()
-    assert [k.label for k in plan.kernels if k.name == "copy"] == [f"copy to {device}", "copy to cpu"]
-    assert f"copy to {device}" in plan.explain()
+    name = str.__str__(inside.device)  # a card may have its number there
+    assert [k.label for k in plan.kernels if k.name == "copy"] == [f"copy to {name}", "copy to cpu"]
+    assert f"copy to {name}" in plan.explain()
     data = given.data()
     for step in range(3):  # a run reads the arrays of the leaves as they are now
         data[:] = X + step
@@ -210,7 +211,7 @@ def test_copies_are_lazy_and_steps_of_plans(device: str, tmp_path: Path) -> None
             plan.execute()
         np.testing.assert_allclose(plan.output(0), ((X + step) * 2 + 1) @ np.ones((3, 4), np.float32) - 1, rtol=1e-6)
     copied = [e for e in json.loads((tmp_path / "run.json").read_text()) if e["name"] == "copy"]
-    assert [e["args"]["device"] for e in copied] == [device, "cpu"]
+    assert [e["args"]["device"] for e in copied] == [name, "cpu"]
     assert st.jit(lambda v: v + inside)(st.ones((2, 3), device=device)).device == device
 
 
