@@ -17,7 +17,6 @@ from strata.core import ALL_DTYPES, DType, as_dtype, bf16, f16, sym
 from strata.errors import (
     ArgumentError,
     DTypeError,
-    MemoryLimitError,
     OptionError,
     RunError,
     ShapeError,
@@ -403,35 +402,6 @@ def test_memory_and_signature() -> None:
     total = m.scratch + m.inputs + m.outputs + m.params + m.constants + m.packed
     assert m.fits_in(total) == 0
     assert m.fits_in(total - 10) == 10
-
-
-@pytest.mark.parametrize("kind", ["packed operand", "any rows", "sort"])
-def test_memory_counts_what_kernels_take_beside_the_plan(kind: str) -> None:
-    g = Graph("g")
-    match kind:
-        case "packed operand":
-            g.outputs(g.input("a", (300, 300)) @ g.input("b", (300, 300)).T)
-        case "any rows":
-            g.outputs(ops.gelu(g.input("a", (sym("n", 1, 500), 300)) @ g.input("b", (300, 300)).T))
-        case _:
-            g.outputs(ops.sort(g.input("a", (50_000,)), axis=0))
-    c = Session("cpu").compile(g)
-    m = c.memory
-    sizes = {name: symbol.hi for name, symbol in c.lir.symbols.items()}
-    taken = c._executable.bound_for(sizes).arena
-    assert m.workspace == m.scratch - c.lir.arena_size > 0
-    assert 0 <= taken - m.scratch <= 64  # the start of a cache line
-    assert m.splitlines()[-1] == f"and {m.workspace:,} bytes of workspace for kernels"
-    Session("cpu").compile(g, memory_limit=m.scratch)
-    with pytest.raises(MemoryLimitError, match=f"{m.workspace:,} of workspace for kernels, the limit is"):
-        Session("cpu").compile(g, memory_limit=m.scratch - 1)
-
-
-def test_no_workspace_is_known_where_a_size_has_no_bound() -> None:
-    g = Graph("g")
-    n = sym("n")
-    c = Session("cpu").compile(g.outputs(ops.sort(g.input("x", (n,)), axis=0)))
-    assert (c.memory.scratch, c.memory.workspace) == (None, None)
 
 
 # many threads
