@@ -390,20 +390,6 @@ def test_sizes_of_parameters_and_inputs_must_agree() -> None:
     np.testing.assert_array_equal(c.run(x=np.ones(5, np.float32))[0], [3] * 5)
 
 
-def test_memory_and_signature() -> None:
-    g = Graph("g")
-    x, w = g.input("x", (4, 8)), g.param("w", (8, 8))
-    c = Session("cpu").compile(g.outputs(ops.softmax(x @ w, axis=-1) @ w))
-    assert c.signature == "(x: f32[4, 8], param w: f32[8, 8]) -> f32[4, 8]"
-    m = c.memory
-    assert (m.inputs, m.outputs, m.params) == (128, 128, 256)
-    assert m.scratch == c.lir.arena_size >= m.lower_bound
-    assert m.splitlines()[0].startswith("arena ")
-    total = m.scratch + m.inputs + m.outputs + m.params + m.constants + m.packed
-    assert m.fits_in(total) == 0
-    assert m.fits_in(total - 10) == 10
-
-
 # many threads
 
 

@@ -1,4 +1,4 @@
-"""What kernels take beside the buffers of a plan: it is told, and it counts in limits."""
+"""The memory that a compiled graph tells of: plan, parameters, and what kernels take beside the plan's buffers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ from strata.core import sym
 from strata.errors import MemoryLimitError
 from strata.mir import Graph
 from strata.runtime import Session
+
+
+def test_memory_and_signature() -> None:
+    g = Graph("g")
+    x, w = g.input("x", (4, 8)), g.param("w", (8, 8))
+    c = Session("cpu").compile(g.outputs(ops.softmax(x @ w, axis=-1) @ w))
+    assert c.signature == "(x: f32[4, 8], param w: f32[8, 8]) -> f32[4, 8]"
+    m = c.memory
+    assert (m.inputs, m.outputs, m.params) == (128, 128, 256)
+    assert m.scratch == c.lir.arena_size >= m.lower_bound
+    assert m.splitlines()[0].startswith("arena ")
+    total = m.scratch + m.inputs + m.outputs + m.params + m.constants + m.packed
+    assert m.fits_in(total) == 0
+    assert m.fits_in(total - 10) == 10
 
 
 @pytest.mark.parametrize("kind", ["packed operand", "any rows", "sort"])
