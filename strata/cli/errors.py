@@ -14,7 +14,7 @@ CODE = re.compile(r"[A-Z]\d{3}")
 
 def explain_code(code: str, *, as_json: bool) -> None:
     """Print what an error means, with a program that fails and its repair."""
-    folder = own_folder("docs/errors", "share/strata/errors", "index.md")
+    folder = own_folder("docs/errors", "share/strata/errors", "shapes.md")
     if folder is None:
         raise Mistake("explain: the pages of errors are not installed; they are in docs/errors of the source tree")
     for page in sorted(folder.glob("*.md")):
