@@ -16,7 +16,7 @@ from tests.fuzz.test_random_graphs import TOLERANCE, random_graph
 EVERY = (
     "integer_products", "inline_scan", "simplify", "fold", "requantize", "drop_unused", "lower_control_flow",
     "find_attention", "layout", "keep_lse", "legalize_broadcast",
-    "merge_fake_quantize", "separate_pools", "decompose", "check_indices",
+    "merge_fake_quantize", "separate_pools", "expand", "decompose", "check_indices",
     "simplify", "share_matmul", "fold", "split_barriers", "rematerialize{distance=4, size=64}",
 )  # fmt: skip
 NEEDED = ("decompose", "split_barriers")  # they make what the processor's kernels are for
@@ -111,5 +111,7 @@ def test_the_patterns_are_met() -> None:
     rare = {name for name, count in changed.items() if not count}
     # convolutions, pools, barriers, ids, and quantisation, where rounding decides, have their own tests
     of_codes = {"integer_products", "requantize", "merge_fake_quantize"}
-    on_gpus = {"keep_lse"}  # the processor's kernels do not take what it makes: tests/backends/triton_attention.py
+    # keep_lse makes what the processor's kernels do not take (tests/backends/triton_attention.py); expand is for devices
+    # without transforms, recurrences and factorisations (tests/cases/passes/expand.txt, tests/unit/backends/test_host_steps.py)
+    on_gpus = {"keep_lse", "expand"}
     assert rare <= {"layout", "separate_pools", "split_barriers", "check_indices"} | of_codes | on_gpus, changed

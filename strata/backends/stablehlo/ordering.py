@@ -163,3 +163,11 @@ def _checked_ids(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
             bad = b.same("and", bad, b.compare("NE", part, b.like(op.allowed, part)))
         w.fail_if(any_of(b, bad) if bad.ndim else bad)
     return ids
+
+
+@rule("ensure")
+def _ensure(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
+    """A value as it is; the run fails where the condition does not hold."""
+    x, holds = xs
+    w.fail_if(w.b.same("not", holds))
+    return x

@@ -38,6 +38,12 @@ def _same(e: Exporter, node: Node, xs: list[str]) -> list[str]:
     return xs
 
 
+@writes("ensure")
+def _ensure(e: Exporter, node: Node, xs: list[str]) -> str:
+    """What is checked, without its check: ONNX has none."""
+    return xs[0]
+
+
 @writes("gelu_tanh")
 def _gelu_tanh(e: Exporter, node: Node, xs: list[str]) -> str:
     return str(e.add("Gelu", xs, approximate="tanh"))
