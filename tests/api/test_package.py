@@ -53,7 +53,7 @@ def test_the_wheel_is_small_and_whole(wheel: Path) -> None:
     data = {name.partition(".data/data/")[2] for name in entries}
     assert {
         "share/man/man1/strata.1",
-        *(f"share/strata/errors/{page.name}" for page in (ROOT / "docs/errors").glob("*.md") if page.name != "index.md"),
+        *(f"share/strata/errors/{p.name}" for p in (ROOT / "docs/errors").glob("*.md") if p.name != "index.md"),
         *(f"share/strata/examples/{name}.py" for name in EXAMPLES),
     } <= data
 

@@ -111,7 +111,7 @@ def test_the_patterns_are_met() -> None:
     rare = {name for name, count in changed.items() if not count}
     # convolutions, pools, barriers, ids, and quantisation, where rounding decides, have their own tests
     of_codes = {"integer_products", "requantize", "merge_fake_quantize"}
-    # keep_lse makes what the processor's kernels do not take (tests/backends/triton_attention.py); expand is for devices
-    # without transforms, recurrences and factorisations (tests/cases/passes/expand.txt, tests/unit/backends/test_host_steps.py)
+    # keep_lse makes what the processor's kernels do not take (tests/backends/triton_attention.py); expand is
+    # for devices that would leave transforms and factorisations to the host (tests/cases/passes/expand.txt)
     on_gpus = {"keep_lse", "expand"}
     assert rare <= {"layout", "separate_pools", "split_barriers", "check_indices"} | of_codes | on_gpus, changed
