@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import strata
+from tests.source import statements
 
 PACKAGE = Path(strata.__file__).parent
 
@@ -87,6 +88,8 @@ def imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
         return
     if isinstance(tree, ast.Import | ast.ImportFrom):
         yield tree
+    if isinstance(tree, ast.expr):  # holds no statement
+        return
     for child in ast.iter_child_nodes(tree):
         yield from imports(child)
 
@@ -218,7 +221,7 @@ def test_rooms_keep_their_order(folder: str) -> None:
 def test_no_two_classes_share_a_name() -> None:
     homes: dict[str, list[str]] = {}
     for path, name, _ in modules():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in statements(path.read_text("utf-8")):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name)
     assert not (shared := {name: found for name, found in homes.items() if len(found) > 1}), shared

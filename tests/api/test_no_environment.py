@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import strata
+from tests.source import nodes_of
 
 PACKAGE = Path(strata.__file__).parent
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -18,7 +19,7 @@ GRAB_BAGS = {"utils.py", "util.py", "helpers.py", "misc.py", "common.py"}
 def environment_reads(source: str) -> list[int]:
     """Lines that touch the process environment."""
     found: list[int] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source, ENVIRONMENT):
         match node:
             case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in ENVIRONMENT:
                 found.append(node.lineno)
@@ -32,7 +33,7 @@ def environment_reads(source: str) -> list[int]:
 def unsafe_loads(source: str) -> list[int]:
     """Lines that could run code found in a file: pickle and its relatives."""
     found: list[int] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source, {*UNSAFE, "allow_pickle"}):
         match node:
             case ast.Import(names=names) if UNSAFE & {a.name.split(".")[0] for a in names}:
                 found.append(node.lineno)

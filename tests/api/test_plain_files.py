@@ -25,6 +25,7 @@ from strata.core import open_file, read_bytes, read_text
 from strata.errors import StrataError
 from strata.io import load_gguf, load_image, load_safetensors, save_safetensors
 from strata.serving.record import read_records
+from tests.source import nodes_of
 
 PACKAGE = Path(st.__file__).parent
 KINDS = ("pipe", "socket", "device", "nowhere", "folder")
@@ -167,7 +168,7 @@ OPENERS = {"open", "read_bytes", "read_text", "memmap", "load", "from_file", "fr
 def opened(source: str) -> list[int]:
     """Lines that open a file to read it, by anything but the one function."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source, OPENERS):
         if not isinstance(node, ast.Call):
             continue
         modes = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]

@@ -31,6 +31,7 @@ from strata.lir import may_take_over
 from strata.mir import REGISTRY, Graph, evaluate
 from strata.runtime import CompiledGraph, Session, watch_finite
 from strata.testing.backend_suite import cases, run_case
+from tests.source import nodes_of
 
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs/guides/add-a-backend.md"
@@ -45,7 +46,7 @@ EXECUTABLES = (CpuExecutable, OffloadExecutable, XlaExecutable, ReferenceExecuta
 
 def probes(program: str) -> Iterator[tuple[int, str]]:
     """Calls that ask whether a backend or an executable has something."""
-    for node in ast.walk(ast.parse(program)):
+    for node in nodes_of(program, PROBES):
         is_probe = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in PROBES
         if is_probe and ASKED.search(ast.unparse(node.args[0])):  # type: ignore[attr-defined]
             yield node.lineno, ast.unparse(node)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 from strata.kernel import device_form, interpret, loops_of, normalize, processor_phases
+from tests.source import nodes_of
 from tests.unit.kernel import samples
 
 PACKAGE = Path(__file__).parents[3] / "strata"
@@ -17,7 +18,7 @@ def test_only_the_pipeline_puts_rewrites_in_order() -> None:
     found = {
         (str(path.relative_to(PACKAGE)), alias.name)
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in nodes_of(path.read_text("utf-8"), LATER)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("strata.kernel")
         for alias in node.names
         if alias.name in LATER
