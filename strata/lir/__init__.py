@@ -7,7 +7,16 @@ from strata.lir.ir import ALIGNMENT, KEPT, PLANNERS, Io, Lir, LirBuffer, MemoryP
 from strata.lir.manifest import Binding, BindingManifest, manifest
 from strata.lir.memory import ArenaBlock, byte_size, check_limit, memory_report, memory_svg, pack
 from strata.lir.plan import plan
-from strata.lir.sizes import RuleCheck, SizeCheck, Spread, check_sizes, node_text, size_checks
+from strata.lir.sizes import (
+    RuleCheck,
+    SizeCheck,
+    Spread,
+    check_sizes,
+    node_text,
+    read_checks,
+    size_checks,
+    write_checks,
+)
 from strata.lir.stages import PlanStage, plan_stages, stages_of
 from strata.lir.text import parse_module, show, show_module
 from strata.lir.traits import Traits, has_kernel, traits

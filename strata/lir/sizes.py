@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from strata.core import Dim, Place, Symbol, substitute, symbols
+from strata.core import Dim, Place, Symbol, parse_dim, substitute, symbols
 from strata.errors import StrataError, SymbolError
 from strata.mir import Constant, Graph, Node, Value, as_tuple, field_symbols, is_operation, parse
 
@@ -159,6 +160,21 @@ def size_checks(graph: Graph) -> tuple[SizeCheck | RuleCheck, ...]:
         if node.inputs and not _is_aligned(node):
             rules.setdefault((node.op, tuple(x.type for x in node.inputs), _seen(node)), RuleCheck(node))
     return *found.values(), *(rule for rule in rules.values() if rule.may_refuse())
+
+
+def write_checks(checks: Sequence[SizeCheck | RuleCheck]) -> dict[str, Any]:
+    """Checks as data, for files beside a plan."""
+    sizes = [[c.op, str(c.left), str(c.right), c.spreads] for c in checks if isinstance(c, SizeCheck)]
+    return {"checks": sizes, "rules": [c.to_text() for c in checks if isinstance(c, RuleCheck)]}
+
+
+def read_checks(kept: Mapping[str, Any], known: Mapping[str, Symbol]) -> tuple[SizeCheck | RuleCheck, ...]:
+    """The checks that `write_checks` wrote; they do not know where in a program they come from."""
+    sizes = [
+        SizeCheck(str(op), parse_dim(left, known), parse_dim(right, known), None, spreads is True)
+        for op, left, right, spreads in kept["checks"]
+    ]
+    return (*sizes, *(RuleCheck(str(text)) for text in kept["rules"]))
 
 
 def _nodes(graph: Graph) -> Iterator[Node]:

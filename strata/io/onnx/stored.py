@@ -23,7 +23,7 @@ from strata.io.onnx.file import ModelFile
 from strata.io.onnx.frames import Guard
 from strata.io.onnx.items import NOTHING, Labels, Maps, Nothing
 from strata.io.onnx.plans import Declared, Finish, OnnxAbout, OnnxPlan, Port, Shapes
-from strata.lir import RuleCheck, SizeCheck, size_checks
+from strata.lir import SizeCheck, read_checks, size_checks, write_checks
 from strata.mir import Graph
 from strata.runtime import DAMAGED, CompiledGraph, Session, StoredArray, code_version, read_plan, write_plan
 
@@ -124,8 +124,7 @@ def write_stored(
     if plan.compiled is not None:
         checks = size_checks(plan.compiled.source)
         sizes = [c for c in checks if isinstance(c, SizeCheck)]
-        head["checks"] = [[c.op, str(c.left), str(c.right), c.spreads] for c in sizes]
-        head["rules"] = [c.to_text() for c in checks if isinstance(c, RuleCheck)]
+        head |= write_checks(checks)
         dims += [d for c in sizes for d in (c.left, c.right)]
         code = write_plan(plan.compiled.lir) or b""
     if writer.size + len(code) > MOST_BYTES or any(g.test.__name__ not in COMPARISONS for g in plan.guards):
@@ -209,10 +208,7 @@ class _Reader:
         if not size:
             return None
         lir = read_plan(self._rest[:size], None, graph)
-        rows = self.head["checks"]
-        checks = [SizeCheck(str(op), self._dim(a), self._dim(b), None, spreads is True) for op, a, b, spreads in rows]
-        rules = [RuleCheck(str(text)) for text in self.head["rules"]]
-        compiled = session.compile_stored(lir, (*checks, *rules), graph)
+        compiled = session.compile_stored(lir, read_checks(self.head, self._known), graph)
         for name, row in self.head["params"].items():
             compiled.set_param(name, self._param(row))
         return compiled

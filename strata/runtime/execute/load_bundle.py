@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from strata.backends import CodeArchive, MissingCodeError
 from strata.config import logger
-from strata.core import Target, here
+from strata.core import Symbol, Target, here
 from strata.errors import FileError, ParseError, StrataError
+from strata.lir import RuleCheck, SizeCheck, read_checks
 from strata.mir import Graph, parse
 from strata.passes import FusionLimits
 from strata.runtime.compile.options import CompileOptions
@@ -29,7 +32,15 @@ def load_compiled(path: str | os.PathLike[str], device: str | None = None) -> Co
     """
     file = Container(path)
     about = About.of(file)
-    where = device or about.device
+    with ThreadPoolExecutor(1) as beside:  # checksums of weights take as long as all the rest: both at once
+        checked = beside.submit(file.verify, [f"weight {name}" for name in about.weights])
+        made = _loaded(file, about, device or about.device)
+        checked.result()
+    return made
+
+
+def _loaded(file: Container, about: About, where: str) -> CompiledGraph:
+    """The program with the weights of the file, which somebody else checks."""
     archive = archive_of(where)
     options = _read_options(file)
     level = next(
@@ -43,7 +54,7 @@ def load_compiled(path: str | os.PathLike[str], device: str | None = None) -> Co
     for name, (dtype, shape) in about.weights.items():
         if name not in made.params:
             raise file.damaged(f"it has a weight {name!r}, the program has none of that name")
-        data = np.frombuffer(file.read(f"weight {name}"), np.uint8)
+        data = np.frombuffer(file.view(f"weight {name}"), np.uint8)
         made.set_param(name, data.view(dtype).reshape(shape))
     return made
 
@@ -57,7 +68,8 @@ def _compiled_before(
         lir = read_plan(data, None, lambda: _graph(file), target)
         reason = check_plan(lir)
         if not reason:
-            return CompiledGraph(lir, archive.load(lir, _Codes(file)), options, Session(device).compile, device=device)
+            made, checks = archive.load(lir, _Codes(file)), _checks(file)
+            return CompiledGraph(lir, made, options, Session(device).compile, device=device, checks=checks)
     except MissingCodeError:
         reason = "its code is of other settings than these"
     except DAMAGED as error:
@@ -72,6 +84,14 @@ def _graph(file: Container) -> Graph:
         return parse(bytes(file.read("graph")).decode())
     except (UnicodeDecodeError, ParseError) as error:
         raise file.damaged(f"its graph cannot be read: {_reason(error)}") from None
+
+
+def _checks(file: Container) -> tuple[SizeCheck | RuleCheck, ...] | None:
+    """What must hold of sizes; None where the file does not say, and its graph is asked."""
+    if "checks" not in file:
+        return None
+    kept = json.loads(bytes(file.read("checks")))
+    return read_checks(kept, {name: Symbol(name, lo, hi) for name, (lo, hi) in kept["symbols"].items()})
 
 
 def _reason(error: Exception) -> str:

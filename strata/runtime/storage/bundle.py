@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from strata.backends import CodeArchive, backend_for
 from strata.core import Target, as_dtype, here
 from strata.errors import FileError, OptionError
+from strata.lir import size_checks, write_checks
 from strata.passes import FusionLimits
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.compile.pipeline import CompilePipeline
@@ -46,7 +48,9 @@ def save(
         )
     pipeline = CompilePipeline(compiled.device, compiled.options)
     graph = pipeline.lower(compiled.source)
-    parts: dict[str, Part] = {"graph": str(graph).encode()}
+    bounds = {name: [s.lo, s.hi] for name, s in graph.symbols().items()}
+    checks = {"symbols": bounds, **write_checks(size_checks(graph))}
+    parts: dict[str, Part] = {"graph": str(graph).encode(), "checks": json.dumps(checks).encode()}
     codes: dict[str, str] = {}
     for level in chosen:
         lir = _plan_for(graph, compiled, Target.named(level))

@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -124,19 +124,23 @@ class Container:
     def __contains__(self, name: str) -> bool:
         return name in self._parts
 
-    def read(self, name: str) -> memoryview:
-        """One part, where it lies in the file."""
+    def view(self, name: str) -> memoryview:
+        """One part, where it lies in the file, not checked."""
         if name not in self._parts:
             raise self.damaged(f"part {name!r} is missing")
-        begin, length, checksum = self._parts[name]
-        data = self._view[begin : begin + length]
-        if hashlib.sha256(data).hexdigest() != checksum:
+        begin, length, _ = self._parts[name]
+        return self._view[begin : begin + length]
+
+    def read(self, name: str) -> memoryview:
+        """One part, where it lies in the file."""
+        data = self.view(name)
+        if hashlib.sha256(data).hexdigest() != self._parts[name][2]:
             raise self.damaged(f"part {name!r} does not match its checksum")
         return data
 
-    def verify(self) -> None:
-        """Read everything."""
-        for name in self._parts:
+    def verify(self, names: Iterable[str] | None = None) -> None:
+        """Check some parts, or all."""
+        for name in self._parts if names is None else names:
             self.read(name)
 
     def damaged(self, reason: str) -> FileError:

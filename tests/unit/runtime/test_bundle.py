@@ -20,6 +20,7 @@ from strata.errors import FileError, OptionError, UnknownNameError
 from strata.mir import Graph
 from strata.passes import FusionLimits
 from strata.runtime import CompiledGraph, CompileOptions, Session, inspect_bundle
+from strata.runtime.execute import load_bundle
 from strata.runtime.storage.container import Container, write_container
 
 ROWS = sym("N", 1, 64)
@@ -268,3 +269,22 @@ def test_options_of_a_later_version_are_refused(tmp_path: Path) -> None:
         write_container(tmp_path / "b", {**file.about, "compile": odd}, parts)
         with pytest.raises(FileError, match="compile options that this version does not know"):
             st.load_compiled(tmp_path / "b")
+
+
+def test_sizes_are_checked_without_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle says what must hold of sizes, so that its graph is not read to run it."""
+    graph = st.Graph("pairs")
+    x, y = graph.input("x", (st.sym("n", 1, 64), 4)), graph.input("y", (st.sym("m", 1, 64), 4))
+    graph.outputs(x * y)
+    compiled = st.Session("cpu").compile(graph)
+    compiled.save(tmp_path / "pairs.strata")
+    a, b = np.ones((3, 4), np.float32), np.full((3, 4), 2, np.float32)
+    wrong = {}
+    for made in (compiled, st.load_compiled(tmp_path / "pairs.strata")):
+        with pytest.raises(st.errors.SymbolError) as found:
+            made.run(x=a, y=b[:2])
+        wrong[made] = found.value.summary
+    assert len(set(wrong.values())) == 1
+    loaded = st.load_compiled(tmp_path / "pairs.strata")
+    monkeypatch.setattr(load_bundle, "parse", None)
+    np.testing.assert_array_equal(loaded.run(x=a, y=b)[0], compiled.run(x=a, y=b)[0])
