@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -23,13 +24,13 @@ from strata.serving.api.errors import Refused, refusal
 from strata.serving.api.ollama import model_entry
 from strata.serving.http.guard import Gatekeeper, refuse
 from strata.serving.http.options import HttpOptions
+from strata.serving.http.pace import ACCEPTED, REFUSED, Pace, Turn
 from strata.serving.service import PATHS, Job, Service
 
 MOST_ITEMS: Final = 1 << 20  # commas of a body: lists of numbers and objects take more memory than texts
 MOST_PREPARING: Final = 512  # requests that wait for a thread that reads them
 MOST_HELD: Final = 256 << 20  # bytes of bodies that have come and are not read yet, of all requests together
 LARGE: Final = 32 << 10  # bytes of a body from which on reading it takes long; others do not wait for it
-LARGE_AT_ONCE: Final = 2
 LINGER: Final = 4  # times the largest body that is thrown away before the connection is closed
 HEARTBEAT: Final = 15.0  # seconds of silence after which a stream says that it is still there
 JSON_LINES: Final = ("/api/chat", "/api/generate")
@@ -69,7 +70,7 @@ class _Api:
     def __init__(self, service: Service, options: HttpOptions, pool: ThreadPoolExecutor) -> None:
         self._service, self._options, self._pool = service, options, pool
         self._preparing = self._held = 0
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._pace = Pace()
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -83,7 +84,7 @@ class _Api:
         return _Stream(job, request) if job.stream else await self._whole(job, request)
 
     async def _job(self, request: Request) -> Job:
-        """A request on its way. Large ones wait for each other, so that threads are left for the rest."""
+        """A request on its way. Large ones take turns, so that time is left for the rest."""
         request.state.held = 0  # bytes of it
         try:
             raw = await self._body(request)
@@ -91,19 +92,19 @@ class _Api:
             self._preparing += 1
             try:
                 if len(raw) < LARGE:
-                    return await self._started(request, raw)
-                async with self._large:
+                    return await self._started(request, raw, Turn())
+                async with self._pace.turn() as turn:
                     if await request.is_disconnected():
                         raise ClientDisconnect
-                    return await self._started(request, raw)
+                    return await self._started(request, raw, turn)
             finally:
                 self._preparing -= 1
         finally:
             self._held -= request.state.held
 
-    async def _started(self, request: Request, raw: bytes) -> Job:
+    async def _started(self, request: Request, raw: bytes, turn: Turn) -> Job:
         work = asyncio.get_running_loop().run_in_executor
-        return await work(self._pool, self._start, request.url.path, raw, request.state.client)
+        return await work(self._pool, self._start, request.url.path, raw, request.state.client, turn)
 
     def _check_room(self, there_is: bool) -> None:
         if not there_is:
@@ -123,6 +124,7 @@ class _Api:
             size += len(part)
             if size > LINGER * most:
                 break
+            await self._pace.let_through(len(part), REFUSED if max(size, known) > most else ACCEPTED)
             if max(size, known) > most:
                 parts.clear()  # read to its end, so that the client comes to read the answer
             else:
@@ -134,21 +136,15 @@ class _Api:
             raise _too_large(max(size, known), most)
         return b"".join(parts)
 
-    def _start(self, path: str, raw: bytes, client: str) -> Job:
+    def _start(self, path: str, raw: bytes, client: str, turn: Turn) -> Job:
         """In a thread: from bytes to a request on its way."""
-        if raw.count(b",") > MOST_ITEMS:
-            raise Refused(400, f"the body has more than {MOST_ITEMS} items", code="invalid_json")
+        begun = time.thread_time()
         try:
-            body = json.loads(raw)
-            if b"\\u" in raw:
-                json.dumps(body, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise Refused(400, "the body has half of a surrogate pair, which is no character",
-                          code="invalid_json") from None  # fmt: skip
-        except (ValueError, RecursionError) as error:
-            told = f"the body is no JSON: {str(error).splitlines()[0]}"
-            raise Refused(400, told, code="invalid_json") from None
-        return self._service.start(path, body, client=client)
+            job = self._service.start(path, _parsed(raw), client=client)
+            turn.is_accepted = True
+            return job
+        finally:
+            turn.seconds = time.thread_time() - begun
 
     async def _whole(self, job: Job, request: Request) -> Response:
         """The whole answer, unless whoever asked goes away before it is there."""
@@ -243,6 +239,23 @@ class _Api:
             capabilities.append("vision")
         about = {"details": model_entry(name, {})["details"], "template": template, "capabilities": capabilities}
         return JSONResponse({**about, "model_info": {}, "parameters": "", "license": ""})
+
+
+def _parsed(raw: bytes) -> Any:
+    """The JSON of a body."""
+    if raw.count(b",") > MOST_ITEMS:
+        raise Refused(400, f"the body has more than {MOST_ITEMS} items", code="invalid_json")
+    try:
+        body = json.loads(raw)
+        if b"\\u" in raw:
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Refused(400, "the body has half of a surrogate pair, which is no character",
+                      code="invalid_json") from None  # fmt: skip
+    except (ValueError, RecursionError) as error:
+        told = f"the body is no JSON: {str(error).splitlines()[0]}"
+        raise Refused(400, told, code="invalid_json") from None
+    return body
 
 
 def _too_large(size: int, most: int) -> Refused:
