@@ -38,23 +38,23 @@ On two cores, torch 2.13. Errors are lengths of differences from eager in f64, b
 | torch's own samples (`python -m tests.torch_opinfo`) | 9030 of 9086 within OpInfo's tolerance (99.4 %) |
 | the other 56 | signs of eigenvectors, ids of equal elements, dropout, f32 sums rounded otherwise |
 | as far from f64 as eager, which is far | `tv_ssdlite` (both 0.77): close scores put boxes in another order |
-| 100 steps of AdamW (`--train`): bert, gpt2, llama, t5, vit, convnext | losses within 4.2e-5, gradients 1.6e-6 |
+| 100 steps of AdamW (`--train`): bert, gpt2, llama, t5, vit, convnext | losses within 3.6e-5, gradients 2.4e-6 |
 | the same: deit, gpt_neo, electra, swin (one op stays in torch) | losses within 3.1e-6, gradients 2.5e-6 |
 | the same, timm_resnet18 | losses within 2.7e-4, gradients 2.2e-6; statistics in the end within 1.9e-3 |
 | statistics of timm_resnet18 against f64 | 1.9e-3, eager 1.2e-3: small differences grow in both |
 | a second process with the same program | compiles nothing; a compiler is never needed, `PATH` may be empty |
 
-Times: two threads, nothing else running, best of calls in turns (`python -m benchmarks.torch_models`; `full_*` are models
-of the sizes in use, the others are small, and there calls of torch's ops are most of eager's time).
+Times: two threads, nothing else running, best of calls in turns (`python -m benchmarks.torch_models`). Models called
+`full_*` have the sizes in use; the others are small, and there calls of torch's ops are most of eager's time.
 
 | what | found |
 |---|---|
-| steady, 66 models, against eager | 5.5 times as fast (geometric mean); least 1.02, `tv_ssdlite`, most of which is a loop in Python |
+| steady, 66 models, against eager | 5.5 times as fast (geometric mean); least 1.02 (`tv_ssdlite`) |
 | steady, 11 `full_*` models, against eager | 1.87 times as fast; least 1.45 (`full_minilm`) |
 | steady, six models, against inductor | 3.1 times as fast; least 1.95 (`gpt2`) |
 
 First calls with empty caches (`--cold --inductor`), in seconds. A second process finds everything compiled. Torch's own
-tracing (`aot_eager`, measured on its own) is in every column; it alone may be more than a fifth of inductor's first call.
+tracing (`aot_eager`, measured on its own) is in every column; it alone can be more than a fifth of inductor's time.
 
 | model | inductor | strata | times as long | a second process | torch's tracing |
 |---|---|---|---|---|---|
