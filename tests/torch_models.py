@@ -1,10 +1,10 @@
 """Models of transformers, timm, torchvision and diffusers (`torch_zoo`), compiled by strata.
 
-    python -m tests.torch_models [names …] [--train] [--speed] [--json FILE]
+    python -m tests.torch_models [names …] [--train] [--json FILE]
 
 Models run in processes beside this one: eager in f64 is the truth, and strata's error against it may be at most twice
 that of eager in f32. Libraries that are not installed are named, and their models count as not run. `--train` is
-`torch_training`.
+`torch_training`; times are `benchmarks.torch_models`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def error(found: list[Any], truth: list[Any]) -> float:
     return worst
 
 
-def run_model(name: str, *, speed: bool) -> dict[str, Any]:
+def run_model(name: str) -> dict[str, Any]:
     """One model, in this process."""
     import torch
 
@@ -53,7 +53,6 @@ def run_model(name: str, *, speed: bool) -> dict[str, Any]:
         ours = leaves(run(*args, **kwargs))
         first = time.perf_counter() - start
         again = leaves(run(*args, **kwargs))
-        times = measure(run, model, args, kwargs) if speed else {}
         if hasattr(model, "set_experts_implementation"):
             model.set_experts_implementation("eager")  # the grouped matmul of torch has no f64
         truth = leaves(model.double()(*wide(args), **wide(kwargs)))
@@ -63,25 +62,8 @@ def run_model(name: str, *, speed: bool) -> dict[str, Any]:
     return {
         "name": name, "error": ours_error, "eager": eager_error, "first": first, "graphs": len(report.graphs),
         "ops": sum(g.ops for g in report.graphs), "stayed": report.stayed,
-        "right": ours_error <= max(2 * eager_error, 2**-22), **times,
+        "right": ours_error <= max(2 * eager_error, 2**-22),
     }  # fmt: skip
-
-
-def measure(run: Any, model: Any, args: Any, kwargs: Any) -> dict[str, float]:
-    """Best times of calls, interleaved: ours, eager's, inductor's; and inductor's first call."""
-    import torch
-
-    inductor: Any = torch.compile(model, backend="inductor")
-    start = time.perf_counter()
-    inductor(*args, **kwargs)
-    first = time.perf_counter() - start
-    best = dict.fromkeys(("ours", "eager_time", "inductor"), float("inf"))
-    for _ in range(15):
-        for key, f in (("ours", run), ("eager_time", model), ("inductor", inductor)):
-            start = time.perf_counter()
-            f(*args, **kwargs)
-            best[key] = min(best[key], time.perf_counter() - start)
-    return {**best, "inductor_first": first}
 
 
 def main() -> int:
@@ -89,7 +71,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--train", action="store_true")
-    parser.add_argument("--speed", action="store_true")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--json")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -117,7 +98,7 @@ def main() -> int:
 
 def _guarded(name: str, options: argparse.Namespace) -> dict[str, Any]:
     try:
-        return train_model(name, options.steps) if options.train else run_model(name, speed=options.speed)
+        return train_model(name, options.steps) if options.train else run_model(name)
     except Exception as failure:  # noqa: BLE001 - whatever it is, it is told, and the next model runs
         last = "".join(traceback.format_tb(failure.__traceback__)[-3:])
         return {"name": name, "right": False, "why": f"{type(failure).__name__}: {str(failure)[:600]}\n{last}"}
@@ -136,7 +117,7 @@ def _apart(names: list[str], options: argparse.Namespace) -> Iterator[dict[str, 
         "--steps",
         str(options.steps),
     ]
-    command += ["--train"] * options.train + ["--speed"] * options.speed
+    command += ["--train"] * options.train
     left = list(names)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -42,7 +42,9 @@ def _picture(size: int, batch: int = 2, channels: int = 3) -> Any:
     return torch.randn(batch, channels, size, size)
 
 
-def _hugging(name: str, settings: dict[str, Any], kind: str = "text", head: str = "AutoModel") -> Callable[[], Any]:
+def _hugging(
+    name: str, settings: dict[str, Any], kind: str = "text", head: str = "AutoModel", tokens: tuple[int, int] = (2, 17)
+) -> Callable[[], Any]:
     """A model of transformers by the name of its configuration."""
 
     def make() -> Any:
@@ -54,11 +56,11 @@ def _hugging(name: str, settings: dict[str, Any], kind: str = "text", head: str 
         model = getattr(transformers, head).from_config(config)
         match kind:
             case "text":
-                inputs = {"input_ids": _ids()}
+                inputs = {"input_ids": _ids(tokens)}
             case "masked":
-                mask = torch.ones(2, 17, dtype=torch.int64)
-                mask[1, 11:] = 0
-                inputs = {"input_ids": _ids(), "attention_mask": mask}
+                mask = torch.ones(tokens, dtype=torch.int64)
+                mask[1:, 11:] = 0
+                inputs = {"input_ids": _ids(tokens), "attention_mask": mask}
             case "pair":
                 inputs = {"input_ids": _ids(), "decoder_input_ids": _ids((2, 9))}
             case "image":
@@ -377,6 +379,26 @@ MODELS: dict[str, Callable[[], Any]] = {
         norm_num_groups=8,
         latent_channels=4,
     ),
+}
+_LLAMA = {
+    **_DECODER, "vocab_size": 8000, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "intermediate_size": 1408, "max_position_embeddings": 256,
+}  # fmt: skip
+FULL: dict[str, Callable[[], Any]] = {
+    # of the sizes that are in use: for times
+    "full_bert": _hugging("Bert", {}, "masked", tokens=(1, 128)),
+    "full_minilm": _hugging(
+        "Bert", {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}, "masked", tokens=(8, 64)
+    ),
+    "full_gpt2": _hugging("GPT2", {}, "text", "AutoModelForCausalLM", tokens=(1, 64)),
+    "full_llama": _hugging("Llama", _LLAMA, "text", "AutoModelForCausalLM", tokens=(1, 64)),
+    "full_resnet18": _torchvision("resnet18", 224),
+    "full_resnet50": _torchvision("resnet50", 224),
+    "full_mobilenet_v2": _torchvision("mobilenet_v2", 224),
+    "full_efficientnet_b0": _timm("efficientnet_b0", 224),
+    "full_convnext_tiny": _timm("convnext_tiny", 224),
+    "full_vit_small": _timm("vit_small_patch16_224", 224),
+    "full_swin_tiny": _hugging("Swin", {"image_size": 224}, "image"),
 }
 TRAINED = (
     "bert",
