@@ -27,7 +27,7 @@ from strata.backends.llvm.gemm.match import (
     along_kernel,
     emit_matrix,
     few_rows_together,
-    find_contraction,
+    find_matmul,
     plan_matrix,
     read_along,
     single_terms,
@@ -80,7 +80,7 @@ def _general(
     if planes is not None:
         emit_planes_kernel(module, planes)
         return MatmulUsage.of(planes), module
-    found = find_contraction(kernel) if not kernel.schedule else None
+    found = find_matmul(kernel) if not kernel.schedule else None
     if found is not None and convolves:
         found = replace(found, along=())
     matrix = matrix_plan(found, kernel.name, target, kept, tiles, in_loop=in_loop) if found is not None else None
@@ -204,7 +204,7 @@ def template_of(
         return tiles_of(convolution.spec), 0
     if planes_plan(kernel, target, step) is not None:
         return None
-    found = find_contraction(kernel)
+    found = find_matmul(kernel)
     if found is not None:
         found = replace(found, along=()) if convolves else found
         matrix = plan_matrix(found, kernel.name, target, kept)
@@ -232,7 +232,7 @@ def matrix_plan(
 def convolution_plan(kernel: Kernel, target: Target, step: Step, tiles: MatmulTiles | None = None) -> ConvPlan | None:
     """The kernel as a convolution, unless it is a plain matmul."""
     found = find_convolution(kernel, step)
-    matrix = find_contraction(kernel) if found is not None else None
+    matrix = find_matmul(kernel) if found is not None else None
     if found is None or (matrix is not None and not matrix.batch):
         return None
     plan = plan_convolution_kernel(found, kernel.name, target)

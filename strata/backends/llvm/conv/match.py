@@ -31,7 +31,20 @@ from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.loops.values import Context
 from strata.config import config
 from strata.core import Dim, DType, Target, bounds, dim_prod, divide_exactly, f16, f32, f64, i8, u8
-from strata.kernel import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, normalize, postorder, rebuild
+from strata.kernel import (
+    Axis,
+    Buffer,
+    Expr,
+    Kernel,
+    Load,
+    Reduce,
+    Scan,
+    Store,
+    normalize,
+    postorder,
+    rebuild,
+    sum_of_products,
+)
 from strata.lir import Spacing, Step
 
 SUMS = "sums"  # stands for the finished sums in an epilogue
@@ -142,15 +155,11 @@ def find_sliding(kernel: Kernel, step: Step, *names: str) -> ConvKernel | None:
 
 def _loads_of_product(sums: Expr) -> tuple[Load, Load] | None:
     """What the sum of x * w loads, x first."""
-    if not (isinstance(sums, Reduce) and sums.kind == "sum"):
+    product = sum_of_products(sums) if isinstance(sums, Reduce) else None
+    if product is None:
         return None
-    product = sums.body
-    if not (isinstance(product, Scalar) and product.name == "mul"):
-        return None
-    loads = [[e for e in postorder([side]) if isinstance(e, Load)] for side in product.args]
-    if any(len(found) != 1 for found in loads) or loads[0][0].buffer == loads[1][0].buffer:
-        return None
-    return loads[0][0], loads[1][0]
+    x, w = ([e for e in postorder([side]) if isinstance(e, Load)] for side in (product.left, product.right))
+    return (x[0], w[0]) if len(x) == len(w) == 1 and x[0].buffer != w[0].buffer else None
 
 
 def epilogue_of(kernel: Kernel, store: Store, sums: Expr) -> Kernel | None:
