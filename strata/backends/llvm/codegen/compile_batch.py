@@ -286,10 +286,10 @@ class CompileBatch:
     def _divided(self, source: Source) -> tuple[CodeHeader, Split]:
         usage, module = source.make()
         functions = source.functions or read_usage(usage).functions
-        divided = split(module, functions[1:])
+        divided = split(module, self._target, functions[1:])
         own = tuple(name for name in functions if name not in divided.parts)
         exports = tuple(name for name in functions if name in divided.parts)
-        return CodeHeader(usage, own, divided.keys(self._target), exports), divided
+        return CodeHeader(usage, own, divided.keys, exports), divided
 
     def _part(self, name: str, key: str, source: Source, known: list[Split]) -> bytes:
         found = jit.stored(key)
@@ -297,7 +297,7 @@ class CompileBatch:
             return found
         if not known:  # another process made the entry, and not yet its parts
             known.append(self._divided(source)[1])
-        part, keys = known[0].parts[name], known[0].keys(self._target)
+        part, keys = known[0].parts[name], known[0].keys
         head = CodeHeader("", (name,), {called: keys[called] for called in part.calls}, ()).to_line()
         return jit.made(key, lambda: head + self._object(part.text, INNER), self._about("part", name))
 
