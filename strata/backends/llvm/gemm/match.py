@@ -30,11 +30,11 @@ from strata.backends.llvm.gemm.spec import (
     with_half_tail,
 )
 from strata.backends.llvm.gemm.tiles import even_grain
-from strata.backends.llvm.ir.builder import IrModule
+from strata.backends.llvm.ir.builder import IrModule, Value
 from strata.backends.llvm.ir.registers import from_memory, to_memory
 from strata.backends.llvm.loops.emit import LoopEmitter
 from strata.backends.llvm.loops.values import Context
-from strata.core import Dim, DType, Target, bounds, dim_max, dim_min, dim_prod, i8, i64, u8
+from strata.core import Dim, DType, Target, bounds, dim_max, dim_min, dim_prod, divide_exactly, i8, i64, u8
 from strata.kernel import (
     Axis,
     Const,
@@ -44,6 +44,7 @@ from strata.kernel import (
     Reduce,
     Scalar,
     Scan,
+    Store,
     SumOfProducts,
     axis_roles,
     find_contraction,
@@ -534,6 +535,31 @@ class FinishedSums(LoopEmitter):
         (result,) = self.widened(value, lanes)
         stored = to_memory(f, value.dtype, result, lanes, target)
         return convert(f, stored, value.dtype, out, lanes, target)
+
+    def place(self, store: Store, width: Dim, row: Value, column: Value) -> None:
+        """Place the axes of a store at a row and a column of a matrix of some width. Its last axis counts columns, or
+        rows and columns together; the axes before it count rows."""
+        f = self.f
+        *outer, last = store.axes
+        joined = divide_exactly(last.extent, width)
+        if joined is None:
+            flat = f.add(f.mul(row, self.size(width)), column)
+            row, column = self._divided(flat, last.extent) if outer else (0, flat)
+        elif not outer and joined != 1:
+            column = f.add(column, f.mul(row, self.size(width)))
+        elif joined != 1:
+            row, within = self._divided(row, joined)
+            column = f.add(column, f.mul(within, self.size(width)))
+        self.first[last] = column
+        for axis in reversed(outer[1:]):
+            row, self.first[axis] = self._divided(row, axis.extent)
+        if outer:
+            self.first[outer[0]] = row
+
+    def _divided(self, value: Value, by: Dim) -> tuple[Value, Value]:
+        f, size = self.f, self.size(by)
+        quotient = f.op(f"udiv i64 {value}, {size}")
+        return quotient, f.sub(value, f.mul(quotient, size))
 
     def _is_early(self, node: Expr) -> bool:
         """Deep expressions are emitted from the leaves, so that no recursion is deep."""
