@@ -60,19 +60,19 @@ class Target:
 
     @property
     def has_fma(self) -> bool:
-        return self.has("fma") or self.has("neon")
+        return "fma" in self.features or "neon" in self.features
 
     @property
     def has_avx2(self) -> bool:
-        return self.has("avx2")
+        return "avx2" in self.features
 
     @property
     def has_avx512(self) -> bool:
-        return self.has("avx512f") and self.has("avx512vl") and self.has("avx512dq") and self.has("avx512bw")
+        return {"avx512f", "avx512vl", "avx512dq", "avx512bw"} <= set(self.features)
 
     @property
     def has_f16c(self) -> bool:
-        return self.has("f16c") or self.has("neon")
+        return "f16c" in self.features or "neon" in self.features
 
     @property
     def feature_text(self) -> str:

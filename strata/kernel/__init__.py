@@ -8,6 +8,7 @@ from strata.kernel.contraction import (
     ContractionForm,
     MatrixView,
     SumOfProducts,
+    axis_roles,
     find_contraction,
     matrix_view,
     sum_of_products,

@@ -1,6 +1,6 @@
-"""Contractions found once for all GPUs: sums of products, with the axes of a matmul by role.
+"""Contractions found once for all backends: sums of products, with the axes of a matmul by role.
 
-`y[b, m, n] = f(sum k : A(b, m, k) * B(b, k, n), …)`: axes that only one factor has are rows or columns, axes of both
+`y[b, m, n] = f(sum k : A(b, m, k) * B(b, k, n), …)`: axes that only one factor has are rows or columns, the others
 are batches, and the axes of the sum are one axis of terms. Matmuls, convolutions (as matmuls of gathered windows),
 products with a vector and their fusions all have this form; the factors may be any expression (a cast, dequantised
 weights, a window with borders), and so may be what is done with the sums (the epilogue).
@@ -31,6 +31,16 @@ class SumOfProducts:
         """Of its terms."""
         return dim_prod([a.extent for a in self.terms])
 
+    @property
+    def turned(self) -> SumOfProducts:
+        """The same with its factors the other way round."""
+        return SumOfProducts(self.node, self.terms, self.right, self.left)
+
+    def across(self, axes: Sequence[Axis]) -> SumOfProducts:
+        """The same with its columns where results lie side by side: along the last of these axes, if it is a factor's
+        own."""
+        return self.turned if axes and axes[-1] in self.left.free - self.right.free else self
+
     def narrowed(self, dtype: DType) -> tuple[Expr, Expr] | None:
         """Its factors where both are cast from a narrow type, as tensor cores take them."""
         left, right = (uncast(x, dtype) for x in (self.left, self.right))
@@ -39,13 +49,19 @@ class SumOfProducts:
 
 @dataclass(frozen=True, slots=True)
 class ContractionForm:
-    """A kernel of sums of products over the same axes. Rows are none where a vector is multiplied by a matrix."""
+    """A kernel of sums of products over the same axes. Rows are none where a vector is multiplied by a matrix, and
+    columns too where both factors have the same axes."""
 
     kernel: Kernel  # normalized
     batch: tuple[Axis, ...]
     rows: tuple[Axis, ...]
     columns: tuple[Axis, ...]
     sums: tuple[SumOfProducts, ...]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there are axes of the result that neither factor has: the same sums are made again along them."""
+        return any(a not in s.left.free for s in self.sums for a in self.batch)
 
     @property
     def extents(self) -> tuple[Dim, Dim, Dim, Dim]:
@@ -59,30 +75,30 @@ def find_contraction(kernel: Kernel) -> ContractionForm | None:
     if not kernel.stores or any(isinstance(n, Scan) for n in postorder(kernel.roots)):
         return None
     axes = kernel.stores[0].axes
-    if not axes or any(set(s.axes) != set(axes) for s in kernel.stores):
+    if any(set(s.axes) != set(axes) for s in kernel.stores):
         return None
     found = [sum_of_products(node) for node in _outermost(kernel)]
     sums = [p for p in found if p is not None]
     if not sums or len(sums) < len(found):
         return None
-    own = set(axes)
-    left, right = sums[0].left.free & own, sums[0].right.free & own
-    if axes[-1] in left - right:  # what lies side by side in the result are columns
-        left, right = right, left
-    rows, columns, batch = left - right, right - left, left & right
-    if (rows | columns | batch) != own or not columns:
-        return None
-    turned = []
-    for p in sums:
-        sides = p.left.free & own, p.right.free & own
-        if sides == (left, right):
-            turned.append(p)
-        elif sides == (right, left):
-            turned.append(SumOfProducts(p.node, p.terms, p.right, p.left))
-        else:
+    first = sums[0].across(axes)
+    roles = axis_roles(axes, first.left, first.right)
+    turned = [first]
+    for p in sums[1:]:
+        fitting = next((x for x in (p, p.turned) if axis_roles(axes, x.left, x.right) == roles), None)
+        if fitting is None:
             return None
-    groups = [tuple(sorted(part, key=axes.index)) for part in (batch, rows, columns)]
-    return ContractionForm(kernel, groups[0], groups[1], groups[2], tuple(turned))
+        turned.append(fitting)
+    return ContractionForm(kernel, *roles, tuple(turned))
+
+
+def axis_roles(
+    axes: Sequence[Axis], left: Expr, right: Expr
+) -> tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]:
+    """Axes of a result by role: batches, the rows that only the left factor has, and the columns of the right one."""
+    rows = tuple(a for a in axes if a in left.free and a not in right.free)
+    columns = tuple(a for a in axes if a in right.free and a not in left.free)
+    return tuple(a for a in axes if a not in rows and a not in columns), rows, columns
 
 
 def sum_of_products(node: Reduce) -> SumOfProducts | None:

@@ -24,6 +24,7 @@ from strata.kernel import (
     ReduceLoop,
     Scalar,
     Scan,
+    axis_roles,
     linear,
     parallel_chain,
     postorder,
@@ -103,14 +104,11 @@ def find_product(nest: LoopBlock) -> TileProduct | None:
     left, right = product.left, product.right
     if any(isinstance(n, Scan) for n in postorder((left, right))) or not _reads(left) or not _reads(right):
         return None
-    axes = [one.axis for one in chain]
-    rows = tuple(a for a in axes if a in left.free and a not in right.free)
-    columns = tuple(a for a in axes if a in right.free and a not in left.free)
+    batch, rows, columns = axis_roles([one.axis for one in chain], left, right)
     if not rows or not columns or loop.axis not in left.free or loop.axis not in right.free:
         return None
     if min(_typical(_count(rows)), _typical(_count(columns)), _typical(loop.axis.extent)) < LEAST:
         return None
-    batch = tuple(a for a in axes if a not in rows and a not in columns)
     return TileProduct(reduce, loop.axis, left, right, batch, rows, columns)
 
 

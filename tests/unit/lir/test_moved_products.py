@@ -7,7 +7,7 @@ import pytest
 
 import strata as st
 from strata import ops
-from strata.backends.llvm.gemm.match import find_contraction
+from strata.backends.llvm.gemm.match import find_matmul
 from strata.mir import Graph
 
 
@@ -23,7 +23,7 @@ def test_pixels_that_are_shuffled_leave_a_product_whole(shape: tuple[int, ...], 
     g.outputs(apart.transpose(order).reshape((*lead, rows // 4, 8, columns // 2)) + 1.0)
     compiled = st.Session("cpu").compile(g, st.CompileOptions(threads=1))
     (product, *_) = compiled.lir.kernels.values()
-    assert find_contraction(product) is not None
+    assert find_matmul(product) is not None
     assert compiled.explain().kernel_count == 2
     arrays = {k: rng.normal(size=v.shape).astype(np.float32) for k, v in (("x", x), ("w", w))}
     (wanted,) = st.evaluate(g, arrays)
@@ -61,7 +61,7 @@ def test_terms_that_a_reshape_puts_together_are_those_of_one_matmul(rng: np.rand
         rows = g.input("x", shape).reshape((20, 192))
         g.outputs(rows @ g.param("w", (48, 192)).transpose((1, 0)))
         compiled = st.Session("cpu").compile(g)
-        assert all(find_contraction(k) is not None for k in compiled.lir.kernels.values())
+        assert all(find_matmul(k) is not None for k in compiled.lir.kernels.values())
         compiled.set_param("w", w)
         results.append(compiled.run(x=x.reshape(shape))[0])
     assert results[0].tobytes() == results[1].tobytes()

@@ -242,12 +242,12 @@ def test_a_body_with_a_schedule_or_other_stores_is_a_kernel_of_its_own(text: str
 
 def test_a_product_is_found_in_a_kernel() -> None:
     """What is a product of matrices takes the template of one."""
-    from strata.backends.llvm.gemm.match import find_contraction
+    from strata.backends.llvm.gemm.match import find_matmul
 
     g = st.Graph("g")
     g.outputs((st.custom_op(MATMUL)(g.input("a", (64, 48)), g.param("b", (48, 32))) + 1.0).relu())
     (kernel,) = st.CompilePipeline("cpu").compile(g).lir.kernels.values()
-    assert find_contraction(kernel) is not None
+    assert find_matmul(kernel) is not None
 
 
 def test_sizes_that_no_input_shows_are_keywords() -> None:

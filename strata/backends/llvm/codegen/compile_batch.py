@@ -27,7 +27,7 @@ from strata.backends.llvm.gemm.match import (
     along_kernel,
     emit_matrix,
     few_rows_together,
-    find_contraction,
+    find_matmul,
     plan_matrix,
     read_along,
     single_terms,
@@ -80,7 +80,7 @@ def _general(
     if planes is not None:
         emit_planes_kernel(module, planes)
         return MatmulUsage.of(planes), module
-    found = find_contraction(kernel) if not kernel.schedule else None
+    found = find_matmul(kernel) if not kernel.schedule else None
     if found is not None and convolves:
         found = replace(found, along=())
     matrix = matrix_plan(found, kernel.name, target, kept, tiles, in_loop=in_loop) if found is not None else None
@@ -204,7 +204,7 @@ def template_of(
         return tiles_of(convolution.spec), 0
     if planes_plan(kernel, target, step) is not None:
         return None
-    found = find_contraction(kernel)
+    found = find_matmul(kernel)
     if found is not None:
         found = replace(found, along=()) if convolves else found
         matrix = plan_matrix(found, kernel.name, target, kept)
@@ -232,7 +232,7 @@ def matrix_plan(
 def convolution_plan(kernel: Kernel, target: Target, step: Step, tiles: MatmulTiles | None = None) -> ConvPlan | None:
     """The kernel as a convolution, unless it is a plain matmul."""
     found = find_convolution(kernel, step)
-    matrix = find_contraction(kernel) if found is not None else None
+    matrix = find_matmul(kernel) if found is not None else None
     if found is None or (matrix is not None and not matrix.batch):
         return None
     plan = plan_convolution_kernel(found, kernel.name, target)
@@ -286,10 +286,10 @@ class CompileBatch:
     def _divided(self, source: Source) -> tuple[CodeHeader, Split]:
         usage, module = source.make()
         functions = source.functions or read_usage(usage).functions
-        divided = split(module, functions[1:])
+        divided = split(module, self._target, functions[1:])
         own = tuple(name for name in functions if name not in divided.parts)
         exports = tuple(name for name in functions if name in divided.parts)
-        return CodeHeader(usage, own, divided.keys(self._target), exports), divided
+        return CodeHeader(usage, own, divided.keys, exports), divided
 
     def _part(self, name: str, key: str, source: Source, known: list[Split]) -> bytes:
         found = jit.stored(key)
@@ -297,7 +297,7 @@ class CompileBatch:
             return found
         if not known:  # another process made the entry, and not yet its parts
             known.append(self._divided(source)[1])
-        part, keys = known[0].parts[name], known[0].keys(self._target)
+        part, keys = known[0].parts[name], known[0].keys
         head = CodeHeader("", (name,), {called: keys[called] for called in part.calls}, ()).to_line()
         return jit.made(key, lambda: head + self._object(part.text, INNER), self._about("part", name))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from strata.backends.llvm.gemm.match import along_kernel, find_contraction, read_along, single_terms
+from strata.backends.llvm.gemm.match import along_kernel, find_matmul, read_along, single_terms
 from strata.core import Dim, SizeCall, Symbol, SymExpr, dim_max, dim_min, dim_prod, substitute, sym
 from strata.kernel import Axis, Const, Expr, Kernel, Load, Reduce, all_axes, ordered, postorder, with_nodes, with_sizes
 
@@ -92,7 +92,7 @@ def _may_differ(kernel: Kernel) -> bool:
 
 def _orders(kernel: Kernel, kept: frozenset[str], sizes: Mapping[str, Dim]) -> list[tuple[str, Dim]]:
     """The orders of its sums, and how many terms each has: for some sizes, if they are given."""
-    matrix = find_contraction(kernel)
+    matrix = find_matmul(kernel)
     if matrix is not None and matrix.columns is not None and matrix.sums.sums_products:
         along, count = (substitute(d, sizes) for d in (read_along(matrix, kept), matrix.inner.extent))
         return [("dot" if along == 1 else "products", count)] if count != 1 else []
@@ -102,7 +102,7 @@ def _orders(kernel: Kernel, kept: frozenset[str], sizes: Mapping[str, Dim]) -> l
 
 
 def _in_its_order(kernel: Kernel, kept: frozenset[str]) -> Kernel:
-    matrix = find_contraction(kernel)
+    matrix = find_matmul(kernel)
     if matrix is not None and matrix.columns is not None and matrix.sums.sums_products:
         return along_kernel(matrix, "dot" if read_along(matrix, kept) == 1 else "products")
     single = single_terms(kernel, kept)

@@ -31,7 +31,19 @@ from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.loops.values import Context
 from strata.config import config
 from strata.core import Dim, DType, Target, bounds, dim_prod, divide_exactly, f16, f32, f64, i8, u8
-from strata.kernel import Axis, Buffer, Expr, Kernel, Load, Reduce, Scalar, Scan, Store, normalize, postorder, rebuild
+from strata.kernel import (
+    Buffer,
+    Expr,
+    Kernel,
+    Load,
+    Reduce,
+    Scan,
+    Store,
+    normalize,
+    postorder,
+    rebuild,
+    sum_of_products,
+)
 from strata.lir import Spacing, Step
 
 SUMS = "sums"  # stands for the finished sums in an epilogue
@@ -142,15 +154,11 @@ def find_sliding(kernel: Kernel, step: Step, *names: str) -> ConvKernel | None:
 
 def _loads_of_product(sums: Expr) -> tuple[Load, Load] | None:
     """What the sum of x * w loads, x first."""
-    if not (isinstance(sums, Reduce) and sums.kind == "sum"):
+    product = sum_of_products(sums) if isinstance(sums, Reduce) else None
+    if product is None:
         return None
-    product = sums.body
-    if not (isinstance(product, Scalar) and product.name == "mul"):
-        return None
-    loads = [[e for e in postorder([side]) if isinstance(e, Load)] for side in product.args]
-    if any(len(found) != 1 for found in loads) or loads[0][0].buffer == loads[1][0].buffer:
-        return None
-    return loads[0][0], loads[1][0]
+    x, w = ([e for e in postorder([side]) if isinstance(e, Load)] for side in (product.left, product.right))
+    return (x[0], w[0]) if len(x) == len(w) == 1 and x[0].buffer != w[0].buffer else None
 
 
 def epilogue_of(kernel: Kernel, store: Store, sums: Expr) -> Kernel | None:
@@ -291,7 +299,7 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target, *, win
         return None
     if last != 1 and found.x.shape[-1] != 1:
         return None
-    if found.epilogue is not None and not _Places.of(found).is_known:
+    if found.epilogue is not None and not _has_columns(found):
         return None
     pointers: tuple[str, ...] = ()
     numbers, text = tuple(f"size_{i}" for i in range(len(found.kernel.symbols()))), ""
@@ -357,7 +365,13 @@ def _with_fitting_vectors(found: ConvKernel, target: Target) -> Target:
 def emit_convolution_kernel(module: IrModule, plan: ConvPlan) -> tuple[str, str]:
     """Adds the packer and the convolution to a module; returns their names."""
     found = plan.matrix
-    epilogue = None if found.epilogue is None else lambda site, sums: _ConvEpilogue(site, plan).finish(sums)
+    width, by_groups = int(found.out.shape[-1]), not plan.is_beside and found.groups > 1
+
+    def finish(site: Site, sums: str) -> str:
+        group = site.f.mul(site.batch[0], found.outputs) if by_groups else 0
+        return ConvEpilogue(site, found, width, site.f.add(site.column, group)).finish(sums)
+
+    epilogue = None if found.epilogue is None else finish
     if isinstance(plan.convolution, Winograd):
         emit_winograd(module, plan.convolution, epilogue, plan.name)
         emit_pack_taps(module, plan.convolution, plan.pack_name, _taps_at(plan))
@@ -452,61 +466,19 @@ def _emit_pack_lines(module: IrModule, plan: ConvPlan) -> None:
     f.ret()
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """How the axes of an epilogue follow from a row and a column of the contraction.
+def _has_columns(found: ConvKernel) -> bool:
+    """Whether the last axis of the epilogue counts columns, or pixels and columns together."""
+    axes = found.epilogue.stores[0].axes if found.epilogue is not None else ()
+    return bool(axes) and divide_exactly(axes[-1].extent, int(found.out.shape[-1])) is not None
 
-    The last axis counts columns, or pixels and columns together (`joined` pixels); the axes before it count pixels.
-    """
 
-    outer: tuple[Axis, ...]
-    last: Axis | None
-    joined: Dim
-    width: int
+class ConvEpilogue(FinishedSums):
+    """The epilogue of a convolution, a kernel with the sums as an input, evaluated on a row of finished sums."""
 
-    @classmethod
-    def of(cls, found: ConvKernel) -> _Places:
+    def __init__(self, site: Site, found: ConvKernel, width: Dim, column: Value) -> None:
         assert found.epilogue is not None
-        width = int(found.out.shape[-1])
-        if not found.epilogue.stores[0].axes:
-            return cls((), None, 1, width)
-        *outer, last = found.epilogue.stores[0].axes
-        joined = divide_exactly(last.extent, width)
-        if joined is None:
-            return cls(tuple(outer), None, 1, width)
-        return cls(tuple(outer), last, joined, width)
-
-    @property
-    def is_known(self) -> bool:
-        return self.last is not None
-
-
-class _ConvEpilogue(FinishedSums):
-    """The epilogue of a convolution, evaluated on a row of finished sums."""
-
-    def __init__(self, site: Site, plan: ConvPlan) -> None:
-        found, f = plan.matrix, site.f
-        assert found.epilogue is not None
-        places = _Places.of(found)
-        assert places.last is not None
+        (store,) = found.epilogue.stores
         sums = next(e for e in postorder(found.epilogue.roots) if isinstance(e, Load) and e.buffer.name == SUMS)
         self.begin(site, found.epilogue, sums, tuple(found.kernel.symbols()))
-        self.context = Context(places.last, site.lanes, site.mask) if site.lanes > 1 else Context()
-        group = f.mul(site.batch[0], found.outputs) if not plan.is_beside and found.groups > 1 else 0
-        column, row = f.add(site.column, group), site.row
-        if places.outer and places.joined != 1:
-            joined = self.size(places.joined)
-            outer = f.op(f"udiv i64 {row}, {joined}")
-            row, within = outer, f.sub(row, f.mul(outer, joined))
-            column = f.add(column, f.mul(within, places.width))
-        elif not places.outer:
-            column = f.add(column, f.mul(row, places.width))
-        self.first[places.last] = column
-        for i in reversed(range(len(places.outer))):
-            if i == 0:
-                self.first[places.outer[0]] = row
-                break
-            extent = self.size(places.outer[i].extent)
-            rest = f.op(f"udiv i64 {row}, {extent}")
-            self.first[places.outer[i]] = f.sub(row, f.mul(rest, extent))
-            row = rest
+        self.context = Context(store.axes[-1], site.lanes, site.mask) if site.lanes > 1 else Context()
+        self.place(store, width, site.row, column)

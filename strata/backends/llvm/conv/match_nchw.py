@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from strata.backends.llvm.conv.match import SUMS, ConvKernel, SlidingPlan, find_sliding
+from strata.backends.llvm.conv.match import SUMS, ConvEpilogue, ConvKernel, SlidingPlan, find_sliding
 from strata.backends.llvm.conv.nchw import Border, Planes, emit_planes, plan_planes
 from strata.backends.llvm.conv.nchw_direct import Lines, emit_lines, plan_lines
 from strata.backends.llvm.conv.table import ConvWindow
 from strata.backends.llvm.gemm.epilogue import Site
-from strata.backends.llvm.gemm.match import FinishedSums, Slot, ceil_div, planned
+from strata.backends.llvm.gemm.match import Slot, ceil_div, planned
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
-from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
-from strata.backends.llvm.loops.values import Context
+from strata.backends.llvm.ir.builder import IrFunction, IrModule
 from strata.core import Dim, Target, dim_prod, divide_exactly, f32
-from strata.kernel import PRODUCTS, Axis, Kernel, Load, Store, postorder
+from strata.kernel import PRODUCTS, Kernel
 from strata.lir import Step
 
 
@@ -128,7 +127,13 @@ def _borders(found: ConvKernel) -> tuple[Border, ...]:
 
 def emit_planes_kernel(module: IrModule, plan: PlanesPlan) -> tuple[str, str]:
     """Adds the packer and the convolution to a module; returns their names."""
-    epilogue = None if plan.matrix.epilogue is None else lambda site, sums: _NchwEpilogue(site, plan).finish(sums)
+    found = plan.matrix
+    plane = dim_prod(found.out.shape[2:])
+
+    def finish(site: Site, sums: str) -> str:
+        return ConvEpilogue(site, found, plane, site.column).finish(sums)
+
+    epilogue = None if found.epilogue is None else finish
     if isinstance(plan.convolution, Lines):
         emit_lines(module, plan.convolution, epilogue, plan.name)
     else:
@@ -167,39 +172,3 @@ def _copy(f: IrFunction, source: str, to: str, sizes: list[int], strides: list[i
         _copy(f, place, f.address("float", to, f.mul(i, inner)), sizes[1:], strides[1:])
 
     f.loop(0, sizes[0], 1, [], one)
-
-
-class PlaneSums(FinishedSums):
-    """An epilogue in normal form, evaluated on a line of pixels of a plane."""
-
-    def at_plane(self, store: Store, plane: Dim, row: Value, column: Value, context: Context) -> None:
-        """Place its axes at a pixel of a plane, given the pixels of all planes of the output."""
-        f = self.f
-        *outer, last = store.axes
-        self.context = replace(context, axis=last) if context.lanes > 1 else Context()
-        rest, at = row, column
-        if last.extent != plane:
-            flat = f.add(f.mul(row, self.size(plane)), column)
-            rest, at = self._divided(flat, last) if outer else (0, flat)
-        self.first[last] = at
-        for axis in reversed(outer[1:]):
-            rest, self.first[axis] = self._divided(rest, axis)
-        if outer:
-            self.first[outer[0]] = rest
-
-    def _divided(self, value: Value, axis: Axis) -> tuple[Value, Value]:
-        f, extent = self.f, self.size(axis.extent)
-        quotient = f.op(f"udiv i64 {value}, {extent}")
-        return quotient, f.sub(value, f.mul(quotient, extent))
-
-
-class _NchwEpilogue(PlaneSums):
-    """The epilogue of a convolution with channels first."""
-
-    def __init__(self, site: Site, plan: PlanesPlan) -> None:
-        found, kernel = plan.matrix, plan.matrix.epilogue
-        assert kernel is not None
-        sums = next(e for e in postorder(kernel.roots) if isinstance(e, Load) and e.buffer.name == SUMS)
-        self.begin(site, kernel, sums, tuple(found.kernel.symbols()))
-        context = Context(lanes=site.lanes, mask=site.mask)
-        self.at_plane(kernel.stores[0], dim_prod(found.out.shape[2:]), site.row, site.column, context)

@@ -16,9 +16,8 @@ from math import prod
 from typing import Final
 
 from strata.backends.llvm.conv.match import SUMS, epilogue_of
-from strata.backends.llvm.conv.match_nchw import PlaneSums
 from strata.backends.llvm.conv.nchw import every
-from strata.backends.llvm.gemm.match import planned
+from strata.backends.llvm.gemm.match import FinishedSums, planned
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.registers import memory_type, to_memory
 from strata.backends.llvm.jit.calling_convention import LoopUsage
@@ -221,14 +220,15 @@ def emit_pool(module: IrModule, plan: PoolPlan) -> str:
     return plan.kernel.name
 
 
-class _Finished(PlaneSums):
+class _Finished(FinishedSums):
     """What comes behind the pooled values of a vector of pixels."""
 
     def __init__(self, pool: _Pool, epilogue: Kernel, plane: Value, column: Value, mask: str) -> None:
         self.start(pool.f, epilogue, pool.plan.target)
         self.pointers, self.sizes = dict(pool.pointers), dict(pool.sizes)
         (store,) = epilogue.stores
-        self.at_plane(store, dim_prod(pool.plan.out.shape[-2:]), plane, column, Context(lanes=pool.lanes, mask=mask))
+        self.context = Context(store.axes[-1], pool.lanes, mask) if pool.lanes > 1 else Context()
+        self.place(store, dim_prod(pool.plan.out.shape[-2:]), plane, column)
 
     def finished(self, value: str) -> str:
         """The values to store."""

@@ -1,8 +1,8 @@
-"""Finds kernels that are matmuls, and emits them by the matmul template with their epilogue.
+"""Matmuls: contractions of `strata.kernel` that the matmul template takes, and their code with the epilogue.
 
-A kernel is a contraction when its one store holds one reduction, `sum over k of A[...] * B[...]`, at affine addresses,
-where each axis of the store moves A alone (a row axis), B alone (a column axis) or both (a batch axis). It may hold two
-that differ only in where B starts: halves of a wide matmul, as gated layers multiply them.
+The template reads both factors at affine addresses, and has one axis of rows, of columns and of terms: other rows and
+columns are batches. A kernel may hold two sums that differ only in where B starts: halves of a wide matmul, as gated
+layers multiply them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from strata.backends.llvm.gemm.spec import (
     with_half_tail,
 )
 from strata.backends.llvm.gemm.tiles import even_grain
-from strata.backends.llvm.ir.builder import IrModule
+from strata.backends.llvm.ir.builder import IrModule, Value
 from strata.backends.llvm.ir.registers import from_memory, to_memory
 from strata.backends.llvm.loops.emit import LoopEmitter
 from strata.backends.llvm.loops.values import Context
-from strata.core import Dim, DType, Target, bounds, dim_max, dim_min, dim_prod, i8, i64, u8
+from strata.core import Dim, DType, Target, bounds, dim_max, dim_min, dim_prod, divide_exactly, i8, i64, u8
 from strata.kernel import (
     Axis,
     Const,
@@ -44,11 +44,16 @@ from strata.kernel import (
     Reduce,
     Scalar,
     Scan,
+    Store,
+    SumOfProducts,
+    axis_roles,
+    find_contraction,
     linear,
     normalize,
     postorder,
     rebuild,
     substitute_axes,
+    sum_of_products,
 )
 
 # an argument: ("buffer", (name, bytes)), ("packed", ""), ("symbol", name) or ("number", size)
@@ -98,24 +103,28 @@ class MatrixKernel:
 
 
 @lru_cache(maxsize=64)
-def find_contraction(kernel: Kernel) -> MatrixKernel | None:
+def find_matmul(kernel: Kernel) -> MatrixKernel | None:
     """The kernel as a matmul, or None."""
     normal = normalize(kernel)
-    if len(normal.stores) != 1:
+    form = find_contraction(normal)
+    if form is None or len(normal.stores) != 1 or len(form.sums) > 2:
         return None
     (store,) = normal.stores
     out = _affine(store.buffer.name, store.buffer.dtype, store.index[0])
-    reduces = [n for n in postorder([store.value]) if isinstance(n, (Reduce, Scan))]
-    if out is None or len(reduces) not in (1, 2):
+    first, *others = map(_factors, form.sums)
+    if out is None or first is None or None in others:
         return None
-    found = []
+    (a, b), sums = first, form.sums[0]
+    (inner,) = sums.terms
+    row, column = (axes[-1] if axes else None for axes in (form.rows, form.columns))
+    if row is None and column is not None and _overlaps(b, column, inner):
+        return None
+    # rows and columns that the output keeps apart from the others: heads, for one
+    batch = tuple(x for x in store.axes if x is not row and x is not column)
     roles = _roles(kernel, normal)
-    for sums in reduces:
-        sides = _sides(sums)
-        if sides is None or not isinstance(sums, Reduce):
-            return None
-        found.append(_arrange(normal, sums, *sides, out, tuple(store.axes), roles))
-    return found[0] if len(found) == 1 else _paired(*found)
+    column = Axis("single", 1) if column is None and roles.is_matrix else column
+    found = MatrixKernel(normal, sums.node, a, b, out, row, column, inner, batch, roles.along)
+    return _paired(found, form.sums[1], *others) if others else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,23 +144,20 @@ def _roles(kernel: Kernel, normal: Kernel) -> _Roles:
     sums = next((n for n in postorder([store.value]) if isinstance(n, Reduce)), None)
     if kernel is not normal and sums is not None and any(_divides(n, sums.axes) for n in postorder([sums.body])):
         return _roles(normal, normal)
-    product = sums.body.args if sums is not None and isinstance(sums.body, Scalar) else ()
-    factors = [x for x in map(_through_cast, product) if isinstance(x, Load)]
-    if sums is None or len(kernel.stores) != 1 or len(factors) != 2 or not sums.dtype.is_float:
+    product = sum_of_products(sums) if sums is not None and sums.dtype.is_float and len(kernel.stores) == 1 else None
+    if product is None:
         return _Roles(is_matrix=False)
-    left, right = factors
-    own = {left: [a for a in store.axes if a in left.free - right.free],
-           right: [a for a in store.axes if a in right.free - left.free]}  # fmt: skip
-    if not own[left] and not own[right]:
+    product = product.across(store.axes)
+    left, right = (_through_cast(x) for x in (product.left, product.right))
+    _, *own = axis_roles(store.axes, left, right)
+    if not isinstance(left, Load) or not isinstance(right, Load) or not any(own):
         return _Roles(is_matrix=False)
-    if store.axes[-1] in own[left]:
-        left, right = right, left
-    rows, columns = (dim_prod([a.extent for a in own[side]]) for side in (left, right))
+    rows, columns = (dim_prod([a.extent for a in axes]) for axes in own)
     alone, single = _is_at_most(rows * columns, 1), _is_at_most(columns, 1)
     found: list[tuple[Dim, str]] = [(alone, "")]
-    if _lies_along(right, sums.axes):
+    if _lies_along(right, product.terms):
         found.append((_is_at_most(rows, ROWS_ALONG) * (1 - single), right.buffer.name))
-    if _lies_along(left, sums.axes):
+    if _lies_along(left, product.terms):
         found.append((single - alone, left.buffer.name))
     return _Roles(is_matrix=True, along=tuple((where, name) for where, name in found if where != 0))
 
@@ -174,30 +180,28 @@ def _lies_along(side: Load, axes: Sequence[Axis]) -> bool:
     return bool(near) and all(atom.free & set(axes) for atom in near)
 
 
-def _sides(sums: Reduce | Scan) -> tuple[Operand, Operand] | None:
-    """The factors of a sum of products."""
-    product = sums.body
-    if not isinstance(sums, Reduce) or sums.kind != "sum" or len(sums.axes) != 1:
+def _factors(sums: SumOfProducts) -> tuple[Operand, Operand] | None:
+    """A and B, where the template multiplies them: along one axis, in types that it has."""
+    left, right = (_operand(_through_cast(e)) for e in (sums.left, sums.right))
+    if left is None or right is None or sums.node.axes != sums.terms or len(sums.terms) != 1:
         return None
-    if not (isinstance(product, Scalar) and product.name == "mul" and product.dtype.accumulator is product.dtype):
+    if left.dtype is not right.dtype and not {left.dtype, right.dtype} <= {i8, u8}:
         return None
-    left, right = (_operand(_through_cast(e)) for e in product.args)
-    if left is None or right is None:
+    dtype, inner = sums.node.dtype, sums.terms[0]
+    if dtype.accumulator is not dtype or inner not in left.strides or inner not in right.strides:
         return None
-    plain = product.dtype.is_complex or (is_multiplied(left.dtype) and is_multiplied(right.dtype))
+    plain = dtype.is_complex or (is_multiplied(left.dtype) and is_multiplied(right.dtype))
     return (left, right) if plain else None
 
 
-def _paired(first: MatrixKernel | None, second: MatrixKernel | None) -> MatrixKernel | None:
+def _paired(first: MatrixKernel, sums: SumOfProducts, factors: tuple[Operand, Operand] | None) -> MatrixKernel | None:
     """Two matmuls of one A with parts of one B, which all batches share."""
-    if first is None or second is None or first.inner is not second.inner or first.batch != second.batch:
+    if factors is None or sums.terms != (first.inner,) or factors[0] != first.a:
         return None
-    if (first.rows, first.columns) != (second.rows, second.columns) or first.a != second.a:
-        return None
-    one, other = first.b, second.b
+    one, other = first.b, factors[1]
     if replace(one, base=0) != replace(other, base=0) or any(a in one.strides for a in first.batch):
         return None
-    return replace(first, second=second.sums, apart=other.base - one.base)
+    return replace(first, second=sums.node, apart=other.base - one.base)
 
 
 def _through_cast(e: Expr) -> Expr:
@@ -218,29 +222,6 @@ def _affine(name: str, dtype: DType, address: Expr) -> Operand | None:
     if not all(isinstance(atom, Axis) for atom in form.terms):
         return None
     return Operand(name, dtype, form.constant, {a: c for a, c in form.terms.items() if isinstance(a, Axis)})
-
-
-def _arrange(
-    kernel: Kernel, sums: Reduce, left: Operand, right: Operand, out: Operand, axes: tuple[Axis, ...], roles: _Roles
-) -> MatrixKernel | None:
-    """Axes by role. The side whose own axis is the output's innermost is B. A matrix of one column has a column."""
-    (inner,) = sums.axes
-    if inner not in left.strides or inner not in right.strides:
-        return None
-    if left.dtype is not right.dtype and not {left.dtype, right.dtype} <= {i8, u8}:
-        return None
-    own = {id(side): [a for a in axes if a in side.strides and a not in other.strides]
-           for side, other in ((left, right), (right, left))}  # fmt: skip
-    last = axes[-1] if axes else None
-    if last is not None and last in own[id(left)] and last not in own[id(right)]:
-        left, right = right, left
-    row, column = (own[id(side)][-1] if own[id(side)] else None for side in (left, right))
-    if row is None and column is not None and _overlaps(right, column, inner):
-        return None
-    # rows and columns that the output keeps apart from the others: heads, for one
-    batch = tuple(a for a in axes if a is not row and a is not column)
-    column = Axis("single", 1) if column is None and roles.is_matrix else column
-    return MatrixKernel(kernel, sums, left, right, out, row, column, inner, batch, roles.along)
 
 
 def _overlaps(side: Operand, column: Axis, inner: Axis) -> bool:
@@ -554,6 +535,31 @@ class FinishedSums(LoopEmitter):
         (result,) = self.widened(value, lanes)
         stored = to_memory(f, value.dtype, result, lanes, target)
         return convert(f, stored, value.dtype, out, lanes, target)
+
+    def place(self, store: Store, width: Dim, row: Value, column: Value) -> None:
+        """Place the axes of a store at a row and a column of a matrix of some width. Its last axis counts columns, or
+        rows and columns together; the axes before it count rows."""
+        f = self.f
+        *outer, last = store.axes
+        joined = divide_exactly(last.extent, width)
+        if joined is None:
+            flat = f.add(f.mul(row, self.size(width)), column)
+            row, column = self._divided(flat, last.extent) if outer else (0, flat)
+        elif not outer and joined != 1:
+            column = f.add(column, f.mul(row, self.size(width)))
+        elif joined != 1:
+            row, within = self._divided(row, joined)
+            column = f.add(column, f.mul(within, self.size(width)))
+        self.first[last] = column
+        for axis in reversed(outer[1:]):
+            row, self.first[axis] = self._divided(row, axis.extent)
+        if outer:
+            self.first[outer[0]] = row
+
+    def _divided(self, value: Value, by: Dim) -> tuple[Value, Value]:
+        f, size = self.f, self.size(by)
+        quotient = f.op(f"udiv i64 {value}, {size}")
+        return quotient, f.sub(value, f.mul(quotient, size))
 
     def _is_early(self, node: Expr) -> bool:
         """Deep expressions are emitted from the leaves, so that no recursion is deep."""

@@ -31,21 +31,14 @@ class OutlinedFunction:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A module's own text, and its parts by name, called ones first."""
+    """A module's own text, its parts by name, called ones first, and the keys of their entries."""
 
     text: str
     parts: dict[str, OutlinedFunction]
-
-    def keys(self, target: Target) -> dict[str, str]:
-        """The keys of the parts' entries: the text of a part and what it calls decide its code."""
-        found: dict[str, str] = {}
-        for name, part in self.parts.items():
-            calls = [f"{called} {found[called]}" for called in part.calls]
-            found[name] = digest("part", name, part.text, *calls, target.key, f"{jit.VERSION} level {INNER}")
-        return found
+    keys: dict[str, str]
 
 
-def split(module: IrModule, exported: Collection[str] = ()) -> Split:
+def split(module: IrModule, target: Target, exported: Collection[str] = ()) -> Split:
     """The parts of a module, and the rest."""
     functions = {name: f if isinstance(f, str) else f.text() for name, f in module._functions.items()}
     candidates = {
@@ -66,7 +59,16 @@ def split(module: IrModule, exported: Collection[str] = ()) -> Split:
         left = [n for n in left if n not in ready]
     kept = {name: text for name, text in functions.items() if name not in parts}
     needed = set[str]().union(*(uses[name] for name in kept))
-    return Split(_module_text(module, kept, needed, candidates), parts)
+    return Split(_module_text(module, kept, needed, candidates), parts, _keys(parts, target))
+
+
+def _keys(parts: dict[str, OutlinedFunction], target: Target) -> dict[str, str]:
+    """The text of a part and what it calls decide its code."""
+    found: dict[str, str] = {}
+    for name, part in parts.items():
+        calls = [f"{called} {found[called]}" for called in part.calls]
+        found[name] = digest("part", name, part.text, *calls, target.key, f"{jit.VERSION} level {INNER}")
+    return found
 
 
 def _module_text(module: IrModule, functions: dict[str, str], uses: set[str], parts: dict[str, IrFunction]) -> str:

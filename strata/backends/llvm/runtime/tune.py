@@ -20,7 +20,7 @@ from strata.backends.llvm.codegen.compile_batch import template_of
 from strata.backends.llvm.codegen.kernels import code_key
 from strata.backends.llvm.conv.pool2d import plan_pool
 from strata.backends.llvm.executor.thread_pool import ThreadPool, default_pool
-from strata.backends.llvm.gemm.match import find_contraction
+from strata.backends.llvm.gemm.match import find_matmul
 from strata.backends.llvm.gemm.tiles import near_tiles
 from strata.backends.llvm.jit import jit
 from strata.backends.llvm.runtime.executable import CpuExecutable
@@ -88,7 +88,7 @@ def tuned(
 
 def can_tune(kernel: Kernel, step: Step, target: Target) -> bool:
     """Whether a kernel is generated loops over arrays of its own, of a size that can be tried."""
-    if kernel.schedule or step.updates or step.slides is not None or find_contraction(kernel):
+    if kernel.schedule or step.updates or step.slides is not None or find_matmul(kernel):
         return False
     if plan_pool(kernel, target) is not None:
         return False

@@ -68,7 +68,7 @@ class TiledContraction:
 def find_product(kernel: Kernel, gpu: Gpu) -> TiledContraction | None:
     """A normalized kernel as a matmul; None where it is none, or where tiles would be nearly empty."""
     form = find_contraction(kernel)
-    if form is None:
+    if form is None or not form.columns or form.repeats:
         return None
     sums = [_typed(s.node, s.terms, s.left, s.right, {t: s.narrowed(t) for t in (f16, bf16, i8)}) for s in form.sums]
     found = tuple(s for s in sums if s is not None)

@@ -330,19 +330,19 @@ def stored_by(code: jit.MachineCode, name: str) -> int:
 
 
 def test_parts_are_split_off() -> None:
-    one, other = split(doubled("f", 3)), split(doubled("f", 4))
+    one, other = split(doubled("f", 3), HOST), split(doubled("f", 4), HOST)
     assert list(one.parts) == ["helper", "twice"]
     assert one.parts["twice"].calls == ("helper",)
     assert one.text == other.text
     assert one.parts["twice"] == other.parts["twice"]
-    keys = one.keys(HOST), other.keys(HOST)
+    keys = one.keys, other.keys
     assert keys[0]["helper"] != keys[1]["helper"]
     assert keys[0]["twice"] != keys[1]["twice"], "what a part calls is part of its key"
-    assert split(doubled("f", 3, table=True)).parts == {}, "a table is the module's own"
-    assert list(split(doubled("f", 3), ["f"]).parts) == ["helper", "twice", "f"]
+    assert split(doubled("f", 3, table=True), HOST).parts == {}, "a table is the module's own"
+    assert list(split(doubled("f", 3), HOST, ["f"]).parts) == ["helper", "twice", "f"]
     whole = IrModule()
     whole.add_text("f", "define void @f() {\n  ret void\n}")
-    assert split(whole).parts == {}
+    assert split(whole, HOST).parts == {}
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -12,7 +12,7 @@ import pytest
 import strata.ops as functions
 from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.epilogue import Site
-from strata.backends.llvm.gemm.match import find_contraction
+from strata.backends.llvm.gemm.match import find_matmul
 from strata.backends.llvm.gemm.spec import (
     Contraction,
     in_rows,
@@ -539,7 +539,7 @@ def test_columns_that_the_output_keeps_apart(native: Any, given: tuple[int, ...]
     g.outputs(split(g.input("x", x.shape), g.input("w", w.shape), g.input("b", b.shape)))
     step, *behind = CompilePipeline("cpu").compile(g).lir.schedule
     assert step.kernel is not None
-    assert find_contraction(step.kernel) is not None
+    assert find_matmul(step.kernel) is not None
     assert len(behind) == (width < RUN)
 
 

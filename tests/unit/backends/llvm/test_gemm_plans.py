@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.gemm.match import find_contraction
+from strata.backends.llvm.gemm.match import find_matmul
 from strata.backends.llvm.gemm.spec import (
     Contraction,
     in_rows,
@@ -82,7 +82,7 @@ def test_products_of_one_row_are_contractions(m: int, turned: bool) -> None:
     g.outputs(g.input("x", f32[m, 64]) @ (ops.transpose(w) if turned else w))
     (step,) = CompilePipeline("cpu").compile(g).lir.schedule
     assert step.kernel is not None
-    assert find_contraction(step.kernel) is not None
+    assert find_matmul(step.kernel) is not None
 
 
 @pytest.mark.parametrize("batch", [1, 3, sym("n", 1, 8)])
