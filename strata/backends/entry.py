@@ -36,13 +36,14 @@ def entry_of(owner: OffloadExecutable, recipe: Recipe, outputs: Sequence[str]) -
         with lock:
             if owner._version is not version:
                 return None
+            given = []
             for a in arrays:
                 if type(a) is not DeviceArray or a.home is not home:
                     return None
-            scratch = [take(room, who) for room in rooms]
+                given.append(a.place)
+            scratch = [take(room, who) for room in rooms] if rooms else ()
             try:
-                places = [place_of(buffer) for buffer, _ in scratch]
-                places += [a.place for a in arrays]
+                places = [place_of(buffer) for buffer, _ in scratch] + given if rooms else given
                 results = []
                 for i, (room, dtype, shape) in enumerate(made_of):
                     array = None if over is None else over.get(i)

@@ -7,7 +7,7 @@ not computed yet, is left to the signature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import copysign
 from typing import Any
 
@@ -18,7 +18,7 @@ from strata.config import Config
 from strata.core import TensorType, TreeDef, taker
 from strata.runtime import USABLE
 from strata.tensor.data import Handle, LooseHandle
-from strata.tensor.tensor import Tensor
+from strata.tensor.tensor import Tensor, fresh_tensors
 
 FIXED = (bool, int, float, str, type(None))  # leaves other than tensors and arrays that are compared
 
@@ -39,6 +39,7 @@ class Repeat:
         "_kwargs",
         "_types",
         "_zeros",
+        "enter",
         "settings",
         "variant",
     )
@@ -67,6 +68,7 @@ class Repeat:
         self._arrays = any(type(x) is np.ndarray for x in inputs)
         self.settings, self.variant = settings, variant
         self._is_resident = variant.home is not None and not self._fixed and not self._arrays
+        self.enter = self._entry(structure) if self._is_resident and variant.kinds and not variant.donated else None
 
     def _leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
         leaves: list[Any] = []
@@ -121,6 +123,44 @@ class Repeat:
             arrays.append(array)
             handles.append(handle)
         return arrays, handles
+
+    def _entry(self, structure: TreeDef) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
+        """The whole of a call for tensors that are on the variant's device, in one function; it gives None where that
+        is not for this call."""
+        args, kwargs = structure.children
+        is_plain = not kwargs.children and all(child.kind == "leaf" for child in args.children)
+        count, kinds, apart = len(args.children), tuple(self._kinds), self._leaves
+        variant = self.variant
+        home, run, results = variant.home, variant.compiled._enter, variant.kinds
+        finish = variant.finisher()
+
+        def enter(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            leaves: Any = args
+            if is_plain:
+                if kwargs or len(args) != count:
+                    return None
+            else:
+                leaves = apart(args, kwargs)
+                if leaves is None:
+                    return None
+            arrays = []
+            for x, kind in zip(leaves, kinds, strict=True):
+                if type(x) is not Tensor:
+                    return None
+                handle = x._handle or x._held
+                if handle is None or (handle.type is not kind and handle.type != kind):
+                    return None
+                array = handle._array
+                if type(array) is not DeviceArray or array.home is not home:
+                    return None
+                arrays.append(array)
+            made = run(arrays)
+            if made is None:
+                return None
+            variant.runs += 1
+            return finish(fresh_tensors(made, results))
+
+        return enter
 
     def _on_device(self, handles: list[Handle]) -> tuple[list[Any], list[Any]] | None:
         """The same where there are devices with memory of their own: all arrays are in that of the variant."""

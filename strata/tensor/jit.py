@@ -93,8 +93,15 @@ class Jitted:
 
     @untouched
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        settings = config() if self._repeats else None
         for repeat in self._repeats:
-            inputs = repeat.inputs(args, kwargs) if repeat.settings is config() else None
+            if repeat.settings is not settings:
+                continue
+            if repeat.enter is not None:
+                result = repeat.enter(args, kwargs)
+                if result is not None:
+                    return result
+            inputs = repeat.inputs(args, kwargs)
             if inputs is not None:
                 return repeat.variant.run_ready(*inputs)
         call = self._call(args, kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,10 @@ class Variant:
         if self.shared is None:
             return feeds
         return {self.shared[n]: a for n, a in (feeds | self.captured).items() if n in self.shared}
+
+    def finisher(self) -> Callable[[list[Tensor]], Any]:
+        """`restore`, as quick as it can be: for one who calls it often."""
+        return itemgetter(0) if self.structure.kind == "leaf" and not self.fixed else self.restore
 
     def restore(self, results: Sequence[Tensor]) -> Any:
         """Results in the structure that the function gave."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,13 @@ import numpy as np
 import pytest
 
 from strata import ops
-from strata.backends import register_backend
-from strata.backends.driver import DeviceDriver, Launchable
-from strata.backends.triton.backend import TritonBackend
-from strata.backends.triton.target import Gpu
 from strata.core import f32, sym
-from strata.kernel import Kernel
 from strata.mir import REGISTRY, Graph, as_tuple
 from strata.runtime import Session
 from strata.testing.backend_suite import cases
 from strata.testing.check import build, single_op_graph, type_of
 from strata.transforms import grad_with_loss
+from tests.dry_cuda import dry_cuda
 from tests.groups import check_all
 
 DEVICE = "cuda_plans"
@@ -35,29 +31,10 @@ ON_THE_HOST = {  # op of a sample: what runs on the host in it
 }
 
 
-class NoDriver(DeviceDriver):
-    """Takes every kernel, and runs none."""
-
-    has_parts = has_guards = True
-
-    def make(self, kernel: Kernel) -> Launchable:
-        return Launchable(kernel)
-
-    def make_rendered(self, rendered: Any) -> Launchable:
-        return Launchable(rendered.kernel)
-
-    def allocate(self, size: int) -> Any:
-        raise AssertionError("nothing runs here")
-
-    release = write = read = copy = finish = allocate  # type: ignore[assignment]
-
-    def launch(self, made: Any, buffers: Sequence[Any], sizes: Mapping[str, int]) -> None:
-        raise AssertionError("nothing runs here")
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _device() -> None:
-    register_backend(DEVICE, TritonBackend(DEVICE, Gpu.named("sm_90"), NoDriver()))
+def _device() -> Iterator[None]:
+    with dry_cuda(DEVICE):
+        yield
 
 
 def host_steps(graph: Graph) -> set[str]:

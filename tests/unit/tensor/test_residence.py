@@ -22,9 +22,11 @@ from strata.backends.recipe import room_for
 from strata.backends.resident import HOMES
 from strata.errors import DeviceError, OutOfMemoryError, RunError
 from strata.models import Sampler
+from tests.counts import codes
 from tests.fake_cuda import FakeCalls, FakeCore, fake_backend
 
 FOUND = [name for name in ("cuda", "wgpu") if any(n.startswith(name) for n in st.devices())]
+CALLS = 10  # of Python, from a jitted function to the driver's library and back
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
@@ -401,6 +403,35 @@ def test_calls_with_resident_tensors_copy_nothing_and_wait_for_nothing(core: Fak
     assert [line.partition(" ")[0] for line in core.log] == ["launch"]
     np.testing.assert_array_equal(y.numpy(), X + 1)  # which waits
     assert "sync" in core.log
+
+
+def test_the_short_way_of_a_call_takes_what_is_like_it_and_leaves_the_rest(core: FakeCore) -> None:
+    f = st.jit(lambda x, y=None, **more: {"sum": x + (x if y is None else y), "more": [v * 2 for v in more.values()]})
+    x, y = (st.tensor(X + i, device="fake_cuda") for i in range(2))
+    for _ in range(4):
+        assert f(x)["more"] == []
+        np.testing.assert_array_equal(f(x, y)["sum"].numpy(), 2 * X + 1)
+        np.testing.assert_array_equal(f(x, y=y, z=x)["more"][0].numpy(), 2 * X)
+    single = st.jit(lambda x: x + 1)
+    for _ in range(4):
+        single(x)
+    np.testing.assert_array_equal(single(X).numpy(), X + 1)  # an array of the host
+    np.testing.assert_array_equal(single(x + 1).numpy(), X + 2)  # not computed yet
+    np.testing.assert_array_equal(single(x[:1]).numpy(), X[:1] + 1)  # another shape
+    np.testing.assert_array_equal(single(st.tensor(X)).numpy(), X + 1)  # elsewhere
+    np.testing.assert_array_equal(st.jit(lambda v: single(v) * 2)(x).numpy(), 2 * X + 2)  # within a trace
+    with pytest.raises(TypeError):
+        single(x, x)
+
+
+def test_a_call_with_resident_tensors_enters_few_functions(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCalls, "launch", lambda *_: None)  # which would interpret the kernel
+    f = st.jit(lambda x: x + 1)
+    t = st.tensor(X, device="fake_cuda")
+    for _ in range(4):
+        f(t)
+    ours = [code for code in codes(lambda: f(t)) if "/strata/" in code.co_filename.replace("\\", "/")]
+    assert len(ours) <= CALLS
 
 
 def test_a_donated_argument_is_written_where_it_is(core: FakeCore) -> None:
