@@ -93,7 +93,7 @@ def run_values(roots: Sequence[Value], home: DeviceHome | None = None) -> tuple[
                 break
     if home is not None and settings.device != home.name:
         settings = replace(settings, device=str(home.name))
-    key = (plan.key, settings.device, settings.code_settings)
+    key = (plan.key, settings.device, home, settings.code_settings)  # a device may be registered again under its name
     program = _programs.get(key) if settings.lazy_cache else None
     if program is None:
         program = _kept(key, plan, roots, settings)

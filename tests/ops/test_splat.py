@@ -9,6 +9,7 @@ import strata as st
 from strata.config import using
 from strata.mir import REGISTRY, Graph
 from strata.ops.render.oracle import render as oracle
+from strata.ops.render.raster import scenes
 
 PICTURE = {"width": 24, "height": 20, "max_splat_steps": 0}
 
@@ -253,3 +254,36 @@ def test_a_claim_without_splats_has_render_and_backward_taken_apart() -> None:
         assert report.compile_ready
         graph, _ = st.CompilePipeline("cpu").with_supported_ops(()).optimize(g)  # an empty claim
         assert name not in {n.op.name for n in graph.nodes()}
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_lists_that_lead_outside_are_read_at_the_nearest_entry_inside(count: int) -> None:
+    arrays, fields = next(case for case in scenes() if bool(len(case[0][0])) == bool(count))
+    splats, bounds, background, ids, _, places, starts, order = arrays
+    rng = np.random.default_rng(count)
+    wild = rng.integers(-9, 60, ids.shape).astype(np.int32)
+    op = REGISTRY["splat_raster"](**fields)
+    ranges = rng.integers(-5, len(ids) + 9, (op.tiles, 2)).astype(np.int32)
+    kept, spans = np.clip(wild, 0, max(len(splats) - 1, 0)), np.clip(ranges, 0, len(ids) if len(splats) else 0)
+    want = op.numpy(splats, bounds, background, kept, spans, places, starts, order)
+    given = (splats, bounds, background, wild, ranges, places, starts, order)
+    np.testing.assert_array_equal(op.numpy(*given), want)
+    g = Graph("wild")
+    g.outputs(op(*(g.input(f"x{i}", a.shape, str(a.dtype)) for i, a in enumerate(given))))
+    feeds = {f"x{i}": a for i, a in enumerate(given)}
+    # boxes may cut off what the oracle, which has none, still draws: so all of the picture is within them
+    feeds["x1"] = np.tile(np.float32([-99, 99, -99, 99]), (len(splats), 1))
+    for common in ((), ("splat_raster",)):
+        np.testing.assert_allclose(st.Session("cpu").compile(g, force_common=common).run(feeds)[0], want, atol=1e-5)
+
+
+def test_an_order_of_unknown_splats_lists_the_known_ones() -> None:
+    op = REGISTRY["splat_bin"](width=8, height=8, tile=4, max_entries=16)
+    outlines = np.float32([[2, 2, 1, 0, 1], [np.nan, 6, 1, 0, 1], [6, 6, 1, 0, 1]])
+    order, seen = np.int64([7, 2, -1]), np.ones(3, bool)
+    want = op.numpy(outlines, order, seen)
+    assert want[3].tolist() == [0, 0, 1, 1]
+    g = Graph("wild")
+    g.outputs(*op(g.input("o", (3, 5)), g.input("r", (3,), "i64"), g.input("s", (3,), "bool")))
+    for made, right in zip(st.Session("cpu").compile(g).run(o=outlines, r=order, s=seen), want, strict=True):
+        np.testing.assert_array_equal(made, right)

@@ -19,7 +19,7 @@ import numpy as np
 from strata.core import Dim, TensorType, as_dtype, bool_, f32, i32, i64
 from strata.errors import OptionError
 from strata.mir import Graph, Op, Sample, Value, as_tuple, evaluate, op
-from strata.ops.base.creation import iota, zeros
+from strata.ops.base.creation import dim_size, iota, zeros
 from strata.ops.base.elementwise import maximum, minimum
 from strata.ops.base.movement import broadcast_to, concat, insert_axis, reshape, stack
 from strata.ops.control.looping import while_loop
@@ -128,7 +128,7 @@ class SplatBin(Tiled):
         entries: list[tuple[int, int]] = []  # tile, splat
         starts = np.zeros(len(outlines) + 1, np.int32)
         for rank, splat in enumerate(order):
-            if seen[splat]:
+            if 0 <= splat < len(seen) and seen[splat]:
                 for tile in self._touched(*outlines[splat].astype(np.float64)):
                     if len(entries) < self.max_entries:
                         entries.append((tile, int(splat)))
@@ -159,8 +159,8 @@ class SplatBin(Tiled):
                 y = min(max(sign * tip, low), top)
                 ends.append(xy / yy * y + sign * narrow * np.sqrt(max(1 - (y / high) ** 2, 0.0)))
             left, right = cx + max(ends[0], -wide), cx + min(ends[1], wide)
-            first, last = max(int(np.floor(left / size)), 0), min(int(np.floor(right / size)), self.columns - 1)
-            for column in range(first, last + 1):
+            first, last = (np.floor(np.fmin(np.fmax(end / size, -1), self.columns)) for end in (left, right))
+            for column in range(max(int(first), 0), min(int(last), self.columns - 1) + 1):
                 yield row * self.columns + column
 
     def decompose(self, outlines: Value, order: Value, seen: Value) -> tuple[Value, ...]:
@@ -253,6 +253,12 @@ class Composited(Tiled):
         self.check_kind("starts", starts, i32[count + 1])
         self.check_kind("order", order, i64[count])
 
+    def entries(self, ids: np.ndarray, ranges: np.ndarray, count: int) -> list[np.ndarray]:
+        """Ids of the splats of every tile. What leads outside the list or the splats is the nearest inside."""
+        bounds = np.clip(ranges, 0, len(ids) if count else 0)
+        known = np.clip(ids, 0, max(count - 1, 0))
+        return [known[begin:end] for begin, end in bounds]
+
     def pixels(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """Columns and rows of the pixels of a tile that are in the picture."""
         row, column = divmod(t, self.columns)
@@ -292,12 +298,11 @@ class SplatRaster(Composited):
         return splats.with_shape((self.height, self.width, 4))
 
     def numpy(self, splats: np.ndarray, bounds: Any, background: np.ndarray, *lists: np.ndarray) -> np.ndarray:
-        ids, ranges = lists[:2]
         picture = np.empty((self.height, self.width, 4), splats.dtype)
-        for t, (begin, end) in enumerate(ranges):
+        for t, ids in enumerate(self.entries(*lists[:2], len(splats))):
             x, y = self.pixels(t)
             light, through, taken = np.zeros((len(x), 3)), np.ones(len(x)), np.zeros(len(x), int)
-            for splat in splats[ids[begin:end]].astype(np.float64):
+            for splat in splats[ids].astype(np.float64):
                 alpha = self.hits(splat, x, y)[-1]
                 goes_on = self.goes_on(through, taken)
                 weight = np.where(goes_on, through * alpha, 0.0)
@@ -358,16 +363,16 @@ class SplatRasterBackward(Composited):
         return splats
 
     def numpy(self, splats: np.ndarray, bounds: Any, background: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        ids, ranges, out, ct = others[0], others[1], others[5], others[6]
+        out, ct = others[5], others[6]
         made = np.zeros(splats.shape)
-        for t, (begin, end) in enumerate(ranges):
+        for t, ids in enumerate(self.entries(*others[:2], len(splats))):
             x, y = self.pixels(t)
             g, ga = ct[y, x, :3].astype(np.float64), ct[y, x, 3].astype(np.float64)
             behind = g @ background.astype(np.float64) - ga
             whole = np.sum(out[y, x, :3] * g, 1) - ga * (1 - out[y, x, 3].astype(np.float64))
             through, taken, so_far = np.ones(len(x)), np.zeros(len(x), int), np.zeros(len(x))
-            for e in range(begin, end):
-                splat = splats[ids[e]].astype(np.float64)
+            for which in ids:
+                splat = splats[which].astype(np.float64)
                 dx, dy, q, under, alpha = self.hits(splat, x, y)
                 alpha = np.where(self.goes_on(through, taken), alpha, 0.0)
                 weight, colour = through * alpha, g @ splat[11:14]
@@ -376,7 +381,7 @@ class SplatRasterBackward(Composited):
                     self.goes_on(then, taken), (whole - so_far) / np.maximum(1 - alpha, TINY), through * behind
                 )
                 d_alpha = np.where(alpha > 0, through * colour - rest, 0.0)
-                made[ids[e]] += _splat_gradient(splat, dx, dy, q, under, alpha, d_alpha, weight @ g)
+                made[which] += _splat_gradient(splat, dx, dy, q, under, alpha, d_alpha, weight @ g)
                 through = then
         return made.astype(splats.dtype)
 
@@ -484,7 +489,10 @@ class _Scene:
     """Splats by tile, in graph ops: every tile's list is gone through at the same time."""
 
     def __init__(self, op: Composited, splats: Value, ids: Value, ranges: Value) -> None:
-        self.op, self.splats, self.ids = op, splats, ids
+        self.op, self.splats = op, splats
+        last = maximum(cast(dim_size(splats.shape[0]), i32) - 1, 0)
+        self.ids = minimum(maximum(ids, 0), last)
+        ranges = minimum(maximum(ranges, 0), cast(dim_size(ids.shape[0]), i32))
         self.most = ids.shape[0] if isinstance(ids.shape[0], int) else None  # steps, for derivatives of derivatives
         self.begin, self.end = ranges[:, 0], ranges[:, 1]
         self.longest = max_(self.end - self.begin) if op.tiles else zeros((), i32)

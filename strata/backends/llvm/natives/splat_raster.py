@@ -199,6 +199,7 @@ class _SplatTiles:
         """
         f = self.f
         bounds = []
+        entries = f.select("i64", f.compare("eq", "i64", splats, 0), 0, entries)
         for i in range(2):
             at = f.load("i32", f.address("i32", ranges, f.add(f.mul(tile, 2), i)), 4)
             bounds.append(f.smin(f.smax(f.convert("sext", "i32", at, "i64"), 0), entries))
