@@ -14,9 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from rich.console import Console
-from rich.progress import Progress
-
 from tests.differential.draw import draw_program
 from tests.differential.meaning import Violation
 from tests.differential.paths import check, digest
@@ -120,19 +117,18 @@ def run_all(first: int, count: int, jobs: int, paths: Sequence[str], *, whole: b
     for start in range(first, first + count, CHUNK):
         todo.put((start, min(CHUNK, first + count - start)))
     began = time.monotonic()
-    console = Console()
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("programs", total=count)
-        threads = [
-            threading.Thread(target=_serve, args=(todo, totals, paths, whole, partial(bar.advance, task)))
-            for _ in range(jobs)
-        ]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+    step = partial(_progress, totals, count) if sys.stderr.isatty() else None
+    threads = [threading.Thread(target=_serve, args=(todo, totals, paths, whole, step)) for _ in range(jobs)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
     totals.seconds = time.monotonic() - began
     return totals
+
+
+def _progress(totals: Totals, count: int) -> None:
+    print(f"\r{totals.programs} of {count}", end="", file=sys.stderr, flush=True)
 
 
 def _serve(todo: queue.Queue[tuple[int, int]], totals: Totals, paths: Sequence[str], whole: bool, step: object) -> None:
