@@ -25,6 +25,7 @@ def main() -> int:
         default=",".join(MAIN),
         help=f"separated by commas; bits: symbols against numbers in every bit; {', '.join(DEVICES)} are there too",
     )
+    parser.add_argument("--seconds", type=float, default=None, help="begin no program after so many")
     parser.add_argument("--whole", action="store_true", help="show programs as they were drawn")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--digests", default=None, help=argparse.SUPPRESS)
@@ -34,12 +35,12 @@ def main() -> int:
         return 0
     paths = options.paths.split(",")
     if options.worker:
-        return work(options.seed, options.count, paths, whole=options.whole)
+        return work(options.seed, options.count, paths, whole=options.whole, seconds=options.seconds)
     first = options.seed if options.seed is not None else secrets.randbelow(1 << 31)
     print(
         f"seeds {first} to {first + options.count - 1}: repeat with --seed {first} --count {options.count}", flush=True
     )
-    totals: Totals = run_all(first, options.count, options.jobs, paths, whole=options.whole)
+    totals: Totals = run_all(first, options.count, options.jobs, paths, whole=options.whole, seconds=options.seconds)
     print(totals)
     return bool(totals.violations)
 

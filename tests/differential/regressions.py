@@ -318,5 +318,8 @@ REGRESSIONS: dict[str, Program] = {
             Step("rsqrt", (V[3],)), Step("tanh", (V[3],)),
         ],
     ),
+    "a remainder by infinity": program(
+        leaf(bf16, data=[1.0, np.inf]), steps=[Step("subtract", (V[0], -np.inf)), Step("remainder", (V[1], np.inf))]
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import subprocess
@@ -13,9 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-
-from rich.console import Console
-from rich.progress import Progress
 
 from tests.differential.draw import draw_program
 from tests.differential.meaning import Violation
@@ -36,6 +34,7 @@ class Totals:
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
     processor: float = 0.0
+    end: float = math.inf  # when no more programs are begun
 
     def __str__(self) -> str:
         return (
@@ -69,11 +68,14 @@ def _same(a: Violation | None, b: Violation) -> bool:
     return a is not None and (a.path.split()[0], a.kind) == (b.path.split()[0], b.kind)
 
 
-def work(first: int, count: int, paths: Sequence[str], *, whole: bool) -> int:
-    """A worker: one line of JSON for each program."""
+def work(first: int, count: int, paths: Sequence[str], *, whole: bool, seconds: float | None = None) -> int:
+    """A worker: one line of JSON for each program that it comes to in its time."""
+    end = math.inf if seconds is None else time.monotonic() + seconds
     shown = 0
     digests: dict[int, str] = {}
     for seed in range(first, first + count):
+        if time.monotonic() > end:
+            break
         print(json.dumps({"begin": seed}), flush=True)
         program = draw_program(seed)
         found = violation_of(program, paths)
@@ -113,26 +115,27 @@ def elsewhere(digests: Mapping[int, str]) -> Iterator[tuple[int, str]]:
                     yield int(seed), f"process: other bits in a new process {kind}\n{draw_program(int(seed))}"
 
 
-def run_all(first: int, count: int, jobs: int, paths: Sequence[str], *, whole: bool) -> Totals:
-    """All programs, on so many processes; violations are printed as they are found."""
-    totals = Totals()
+def run_all(
+    first: int, count: int, jobs: int, paths: Sequence[str], *, whole: bool, seconds: float | None = None
+) -> Totals:
+    """All programs, or those that there is time for, on so many processes; violations are printed as they are found."""
+    totals = Totals(end=math.inf if seconds is None else time.monotonic() + seconds)
     todo: queue.Queue[tuple[int, int]] = queue.Queue()
     for start in range(first, first + count, CHUNK):
         todo.put((start, min(CHUNK, first + count - start)))
     began = time.monotonic()
-    console = Console()
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("programs", total=count)
-        threads = [
-            threading.Thread(target=_serve, args=(todo, totals, paths, whole, partial(bar.advance, task)))
-            for _ in range(jobs)
-        ]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+    step = partial(_progress, totals, count) if sys.stderr.isatty() else None
+    threads = [threading.Thread(target=_serve, args=(todo, totals, paths, whole, step)) for _ in range(jobs)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
     totals.seconds = time.monotonic() - began
     return totals
+
+
+def _progress(totals: Totals, count: int) -> None:
+    print(f"\r{totals.programs} of {count}", end="", file=sys.stderr, flush=True)
 
 
 def _serve(todo: queue.Queue[tuple[int, int]], totals: Totals, paths: Sequence[str], whole: bool, step: object) -> None:
@@ -142,7 +145,7 @@ def _serve(todo: queue.Queue[tuple[int, int]], totals: Totals, paths: Sequence[s
         except queue.Empty:
             return
         end = start + count
-        while start < end:
+        while start < end and time.monotonic() < totals.end:
             start = _one_process(start, end - start, totals, paths, whole, step)
 
 
@@ -150,6 +153,8 @@ def _one_process(start: int, count: int, totals: Totals, paths: Sequence[str], w
     """Run a worker; gives the seed to go on from."""
     command = [sys.executable, "-m", "tests.differential", "--worker", "--seed", str(start), "--count", str(count)]
     command += ["--paths", ",".join(paths), *(["--whole"] if whole else [])]
+    if totals.end < math.inf:
+        command += ["--seconds", str(totals.end - time.monotonic())]
     at: int | None = None
     ended = False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:

@@ -38,9 +38,8 @@ def code_of(node: Expr) -> QuantCode | None:
         case Scalar("cast", (x,)) if node.dtype.is_int and node.dtype.bits in (8, 16) and x.dtype is f32:
             return _rounded(x, node.dtype)
         case Scalar("cast", (Scalar("sub", (Scalar("cast", (code,)) as wide, Const(value, _))),)):
-            whole = int(value.real)
-            if node.dtype is f32 and wide.dtype is i32 and abs(whole) <= _FAR:
-                return _read_back(code, whole)
+            if node.dtype is f32 and wide.dtype is i32 and abs(value.real) <= _FAR:
+                return _read_back(code, int(value.real))
         case Scalar("cast", (code,)) if node.dtype is f32:
             return _read_back(code, 0)
     return None

@@ -2,7 +2,9 @@
 
 Query row i stands at the absolute position `a = i + max(Sk - Sq, 0)`, or `i + offset` where an offset is given (a cache
 of keys longer than what has been written). Scores of dropped keys are replaced by -1e9, so that a row without a key is
-the plain average of V and never NaN; a bias below -1e9 (such as -inf) drops too.
+the plain average of V and never NaN; a bias below -1e9 (such as -inf) drops too. Where `dropped` says otherwise, they
+are replaced by that number, and every other score counts however low it is: with -inf, a row without a key is what
+softmax makes of it, NaN, or zero where `zero_rows` says so.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from strata.ops.base.creation import dim_size, iota, zeros
 from strata.ops.base.elementwise import unbroadcast
 from strata.ops.base.frontend import same_shape, same_size
 from strata.ops.base.movement import broadcast_to, insert_axis, reshape, swapaxes, transpose
-from strata.ops.elementwise.logic import cast, logical_and, logical_not, logical_or, where
+from strata.ops.elementwise.logic import cast, equal, logical_and, logical_not, logical_or, where
 from strata.ops.elementwise.math import tanh
 from strata.ops.linalg.matmul import MatMul
-from strata.ops.reduce.reduce import reduce_sum, sum_
+from strata.ops.reduce.reduce import max_, reduce_sum, sum_
 from strata.ops.reduce.softmax import LogSumExp, softmax
 
 T = TypeVar("T")
@@ -57,7 +59,8 @@ class AttentionFamily(Op):
 
     `mask` says what the optional mask input [B|1, H|1, Sq|1, Sk|1] is: booleans that keep (custom), or numbers that are
     added (bias). `causal` keeps j ≤ a, `window` keeps a - window ≤ j ≤ a; both combine with a mask. `has_offset` says
-    that the last input is an integer vector [B|1] of query offsets.
+    that the last input is an integer vector [B|1] of query offsets. `dropped` and `zero_rows` say what a row without a
+    key gives; keys that positions drop are not read, so that what is not finite in their values has no part.
     """
 
     num_heads: Dim
@@ -70,6 +73,8 @@ class AttentionFamily(Op):
     has_offset: bool = False
     score_scale: float | None = None
     softcap: float | None = None
+    dropped: float | None = None
+    zero_rows: bool = False
 
     @property
     def mask_kind(self) -> str:
@@ -87,6 +92,10 @@ class AttentionFamily(Op):
     @property
     def scale(self) -> float:
         return self.head_dim.__index__() ** -0.5 if self.score_scale is None else self.score_scale
+
+    @property
+    def dropped_score(self) -> float:
+        return DROPPED if self.dropped is None else self.dropped
 
     @property
     def group(self) -> Dim:
@@ -128,6 +137,11 @@ class AttentionFamily(Op):
         option(heads_fit, f"{self.num_heads} query heads cannot share {self.kv_heads} key heads", "O222")
         option(self.window is None or self.window >= 0, f"window {self.window} is negative", "O223")
         option(self.softcap is None or self.softcap > 0, f"softcap {self.softcap} is not positive", "O224")
+        low = self.dropped is None or self.dropped < 0
+        option(low, f"the score of dropped keys, {self.dropped}, is not below 0", "O221")
+        alone = self.dropped in (None, -np.inf) or (self.mask == "custom" and not self.causal and self.window is None)
+        option(alone, f"keys that score {self.dropped} are dropped by a custom mask and nothing else", "O221")
+        option(not self.zero_rows or self.dropped == -np.inf, "rows of zeros need dropped=-inf", "O221")
         for name, t in (("q", q), ("k", k), ("v", v)):
             rank = LAYOUTS[self.layout]
             self.require(t.ndim == rank, f"layout {self.layout} needs rank {rank}, {name} is {t}", code="S260")
@@ -222,24 +236,30 @@ class AttentionFamily(Op):
 
     def probabilities(
         self, q: Value, k: Value, sizes: AttentionSizes, extra: tuple[Value, ...]
-    ) -> tuple[Value, Value, Value]:
+    ) -> tuple[Value, Value, Value | None]:
         """P [B, H, Sq, Sk] from q and k in [B, heads, S, D]; the capped scores, and which of them are dropped."""
         final, scores, dropped = self.final_scores(q, k, sizes, extra)
-        return softmax(final, -1), scores, dropped
+        p = softmax(final, -1)
+        if self.zero_rows:
+            lost = equal(max_(final, -1, keepdims=True), constant(-np.inf, final.dtype))
+            p = where(lost, constant(0, p.dtype), p)
+        return p, scores, dropped
 
     def final_scores(
         self, q: Value, k: Value, sizes: AttentionSizes, extra: tuple[Value, ...]
-    ) -> tuple[Value, Value, Value]:
-        """What the softmax is of, the capped scores, and which of them are dropped."""
+    ) -> tuple[Value, Value, Value | None]:
+        """What the softmax is of, the capped scores, and which of them are dropped (None: none of them)."""
         scores = self.ungrouped(MatMul()(self.grouped(q), swapaxes(k, -1, -2)), sizes.queries) * self.scale
         if self.softcap is not None:
             scores = tanh(scores / self.softcap) * self.softcap
         biased = scores + cast(extra[0], scores.dtype) if self.mask == "bias" else scores
-        dropped = biased < DROPPED
+        dropped = biased < DROPPED if self.dropped is None else None
         keep = self.keeps(sizes, extra)
         if keep is not None:
-            dropped = logical_or(dropped, logical_not(keep))
-        return where(dropped, constant(DROPPED, scores.dtype), biased), scores, dropped
+            dropped = logical_not(keep) if dropped is None else logical_or(dropped, logical_not(keep))
+        if dropped is None:
+            return biased, scores, None
+        return where(dropped, constant(self.dropped_score, scores.dtype), biased), scores, dropped
 
     # --------------------------------------------------------------------------------------------------------- batching
 
@@ -301,10 +321,13 @@ class AttentionFamily(Op):
             dropped |= ~np.broadcast_to(extra[0], shape)
         elif self.mask == "bias":
             biased = scores + extra[0]
-        dropped |= biased < DROPPED
-        final = np.where(dropped, DROPPED, biased)
-        weights = np.exp(final - final.max(-1, keepdims=True, initial=-np.inf))
-        return scores, dropped, weights / weights.sum(-1, keepdims=True)
+        if self.dropped is None:
+            dropped |= biased < DROPPED
+        final = np.where(dropped, self.dropped_score, biased)
+        highest = final.max(-1, keepdims=True, initial=-np.inf)
+        weights = np.exp(final - highest)
+        p = weights / weights.sum(-1, keepdims=True)
+        return scores, dropped, np.where(highest == -np.inf, 0, p) if self.zero_rows else p
 
 
 @op("attention")
@@ -376,7 +399,7 @@ class AttentionLse(AttentionFamily):
         scores, dropped, _ = self.numpy_rows(
             self.numpy_heads(q, self.num_heads), self.numpy_heads(k, self.kv_heads), extra
         )
-        final = np.where(dropped, DROPPED, scores + extra[0] if self.mask == "bias" else scores)
+        final = np.where(dropped, self.dropped_score, scores + extra[0] if self.mask == "bias" else scores)
         level = np.logaddexp.reduce(final, -1)
         return out, level.astype(np.float64 if q.dtype == np.float64 else np.float32)
 
@@ -398,7 +421,8 @@ class AttentionLse(AttentionFamily):
     def samples(cls) -> list[Sample]:
         found = attention_samples(backward=False)
         for sample in found:
-            sample.grad = sample.grad and sample.inputs[1].type.shape[-2] != 0  # no keys: -inf, which has no slope
+            some = sample.inputs[1].type.shape[-2] != 0 and not sample.fields.get("zero_rows", False)
+            sample.grad = sample.grad and some  # no keys: -inf, which has no slope
         return found
 
 
@@ -475,7 +499,7 @@ class AttentionBackward(AttentionFamily):
         dv = MatMul()(swapaxes(self.grouped(p), -1, -2), self.grouped(upstream))
         dp = self.ungrouped(MatMul()(self.grouped(upstream), swapaxes(values, -1, -2)), sizes.queries)
         ds = p * (dp - sum_(p * dp, -1, keepdims=True))
-        ds = where(dropped, constant(0, ds.dtype), ds)
+        ds = ds if dropped is None else where(dropped, constant(0, ds.dtype), ds)
         to_scores = ds * self.scale
         if self.softcap is not None:
             relative = scores / self.softcap
@@ -539,4 +563,12 @@ def attention_samples(*, backward: bool) -> list[Sample]:
         case(f32[2, 1, 0, 2], f32[2, 1, 2, 2], f32[2, 1, 2, 2], num_heads=1, kv_heads=1, head_dim=2),
         case(f32[1, 1, 2, 2], f32[1, 1, 0, 2], f32[1, 1, 0, 2], num_heads=1, kv_heads=1, head_dim=2),
         case(f16[1, 2, 2, 4], f16[1, 2, 2, 4], f16[1, 2, 2, 4], num_heads=2, kv_heads=2, head_dim=4, grad=False),
+        case(f32[2, 1, 3, 8], f32[2, 1, 5, 8], f32[2, 1, 5, 8], hole, num_heads=1, kv_heads=1, head_dim=8,
+             mask="custom", dropped=-np.inf, grad=False),
+        case(f32[2, 2, 3, 4], f32[2, 1, 5, 4], f32[2, 1, 5, 4], hole, num_heads=2, kv_heads=1, head_dim=4,
+             mask="custom", dropped=-np.inf, zero_rows=True),
+        case(f32[2, 1, 3, 4], f32[2, 1, 5, 4], f32[2, 1, 5, 4], hole, num_heads=1, kv_heads=1, head_dim=4,
+             mask="custom", dropped=-2.0),
+        case(f32[2, 2, 3, 4], f32[2, 2, 5, 4], f32[2, 2, 5, 4], np.where(hole, np.float32(0.5), np.float32(-np.inf)),
+             num_heads=2, kv_heads=2, head_dim=4, mask="bias", dropped=-np.inf, zero_rows=True, grad=False),
     ]  # fmt: skip

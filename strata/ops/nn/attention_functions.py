@@ -17,6 +17,8 @@ from strata.ops.base.movement import broadcast_to, reshape
 from strata.ops.elementwise.logic import cast, isnan, logical_and, where
 from strata.ops.nn.attention import LAYOUTS, Attention, AttentionBackward
 
+EMPTY = ("mean", "zero", "nan")
+
 
 def _infer_layout(q: Value, num_heads: int | None, what: str) -> str:
     if q.ndim in (2, 3):
@@ -76,7 +78,7 @@ def _mask_operand(mask: Operand, kind: str | None, dtype: DType, what: str) -> t
 def _build(
     q: Operand, k: Operand, v: Operand, mask: Operand | None, *, num_heads: int | None, kv_heads: int | None,
     mask_kind: str | None, causal: bool, window: int | None, scale: float | None, softcap: float | None,
-    layout: str | None, offset: Any, lengths: Any, what: str,
+    layout: str | None, offset: Any, lengths: Any, empty: str, what: str,
 ) -> tuple[dict[str, Any], list[Value], list[Value]]:  # fmt: skip
     """The fields of the op, (q, k, v), and the extra inputs.
 
@@ -92,6 +94,8 @@ def _build(
         raise OptionError(f"{what}: mask_kind {mask_kind!r} needs a mask", code="O221")
     if mask_kind in ("window", "sliding_window") and window is None:
         raise OptionError(f"{what}: mask_kind {mask_kind!r} needs window=", code="O223")
+    if empty not in EMPTY:
+        raise OptionError(f"{what}: empty {empty!r} is none of {', '.join(map(repr, EMPTY))}", code="O221")
     layout = layout or _infer_layout(query, num_heads, what)
     if layout not in LAYOUTS or query.ndim != LAYOUTS[layout]:
         raise OptionError(f"{what}: layout {layout!r} does not fit q : {query.type}", code="O220")
@@ -130,6 +134,7 @@ def _build(
         "causal": causal, "window": window, "mask": kind, "has_offset": has_offset,
         "score_scale": None if scale is None else float(scale),
         "softcap": None if softcap is None else float(softcap),
+        "dropped": None if empty == "mean" else -math.inf, "zero_rows": empty == "zero",
     }  # fmt: skip
     return fields, [query, key, value], extra
 
@@ -139,7 +144,7 @@ def attention(
     q: Operand, k: Operand, v: Operand, mask: Operand | None = None, *, num_heads: int | None = None,
     kv_heads: int | None = None, mask_kind: str | None = None, causal: bool = False, window: int | None = None,
     scale: float | None = None, softcap: float | None = None, layout: str | None = None, offset: Operand | None = None,
-    lengths: Operand | None = None,
+    lengths: Operand | None = None, empty: str = "mean",
 ) -> Value:  # fmt: skip
     """softmax(cap(scale · Q·Kᵀ) + mask) · V in q's layout.
 
@@ -147,11 +152,12 @@ def attention(
     below the setting `attention_mask_threshold`, 0.5 (mask_kind "custom": [B, Sk], [B, Sq, Sk] or [B, H, Sq, Sk]), or
     is added to the scores ("bias").
     `causal` and `window` combine with it. `offset` is the absolute position of query 0, for each batch row or for all;
-    `lengths` is the number of keys that count, and puts the last query at the last of them.
+    `lengths` is the number of keys that count, and puts the last query at the last of them. `empty` is what a query
+    that keeps no key gives: the "mean" of V, "zero", or "nan", which is what softmax makes of a row of -inf.
     """
     fields, main, extra = _build(
         q, k, v, mask, num_heads=num_heads, kv_heads=kv_heads, mask_kind=mask_kind, causal=causal, window=window,
-        scale=scale, softcap=softcap, layout=layout, offset=offset, lengths=lengths, what="attention",
+        scale=scale, softcap=softcap, layout=layout, offset=offset, lengths=lengths, empty=empty, what="attention",
     )  # fmt: skip
     op, skip = Attention(**fields), config().attention_score_skip
     made = op.weighed(main[0], main[1], main[2], extra, skip) if skip else op(*main, *extra)
@@ -163,12 +169,13 @@ def attention_backward(
     q: Operand, k: Operand, v: Operand, dy: Operand, mask: Operand | None = None, *, wrt: str | None = None,
     num_heads: int | None = None, kv_heads: int | None = None, mask_kind: str | None = None, causal: bool = False,
     window: int | None = None, scale: float | None = None, softcap: float | None = None, layout: str | None = None,
-    offset: Operand | None = None, lengths: Operand | None = None,
+    offset: Operand | None = None, lengths: Operand | None = None, empty: str = "mean",
 ) -> Value | tuple[Value, ...]:  # fmt: skip
     """Cotangents (dq, dk, dv[, dbias]) of `attention`, or the one that `wrt` names: query, key, value or bias."""
     fields, main, extra = _build(
         q, k, v, mask, num_heads=num_heads, kv_heads=kv_heads, mask_kind=mask_kind, causal=causal, window=window,
-        scale=scale, softcap=softcap, layout=layout, offset=offset, lengths=lengths, what="attention_backward",
+        scale=scale, softcap=softcap, layout=layout, offset=offset, lengths=lengths, empty=empty,
+        what="attention_backward",
     )  # fmt: skip
     dtype = promoted(q, k, v)[0].dtype
     made = AttentionBackward(**fields)(*main, cast(as_value(dy), main[0].dtype), *extra)
@@ -189,7 +196,7 @@ def scaled_dot_product_attention(
     """torch's function on [.., H, S, D]: a boolean mask keeps, a float mask is added; axes align to the right.
 
     `is_causal` lets query i see keys 0..i, also when there are more keys than queries, where `attention` lets the last
-    query see all of them.
+    query see all of them. A query that a mask leaves without a key gives zeros.
     """
     query, key, value = promoted(q, k, v)
     if min(query.ndim, key.ndim, value.ndim) < 2:
@@ -225,6 +232,7 @@ def scaled_dot_product_attention(
     kind = None if mask is None else "bias" if mask.dtype.is_float else "custom"
     offset = 0 if is_causal and query.shape[-2] != key.shape[-2] else None
     out = attention(
-        flat[0], flat[1], flat[2], mask, layout="bhsd", mask_kind=kind, causal=is_causal, scale=scale, offset=offset
-    )
+        flat[0], flat[1], flat[2], mask, layout="bhsd", mask_kind=kind, causal=is_causal, scale=scale, offset=offset,
+        empty="mean" if mask is None else "zero",  # every query sees the first key where no mask hides it
+    )  # fmt: skip
     return reshape(out, (*lead, *out.shape[-2:]))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from strata.core import Dim
 from strata.mir import REGISTRY, Constant, Graph, Value
-from strata.ops import broadcast_to, expand_dims, reshape, transpose, where, zeros
+from strata.ops import broadcast_to, expand_dims, reshape, transpose
 from strata.passes.base import Pass, PassContext, register
 from strata.passes.match import Uses, constant_number, rewrite_each
 
 SWAP = (0, 2, 1, 3)  # between heads before tokens and tokens before heads
-MASKED = -1e4  # numbers from here down stand for minus infinity in a mask
+HIDES = -1e30  # numbers from here down leave nothing of a score that they are added to
 
 
 @register
@@ -22,7 +23,7 @@ MASKED = -1e4  # numbers from here down stand for minus infinity in a mask
 class FindAttention(Pass):
     """softmax(q kᵀ scale + mask) v becomes attention, where the backend takes that op as it is.
 
-    Rounding differs: the op adds up its softmax as it goes.
+    Rounding differs: the op adds up its softmax as it goes. A row without a key stays what softmax makes of it.
     """
 
     name: ClassVar[str] = "find_attention"
@@ -33,12 +34,13 @@ class FindAttention(Pass):
 
 @dataclass(frozen=True)
 class _Scores:
-    """q kᵀ times a number, plus a mask of numbers."""
+    """q kᵀ times a number, plus a mask of numbers; or where a mask of booleans does not keep it, another number."""
 
     q: Value
     keys: Value  # transposed: [.., D, S]
     scale: float
     mask: Value | None
+    dropped: float = -math.inf  # the score of what a mask of booleans does not keep
 
 
 def _found(value: Value, uses: Uses, ctx: PassContext) -> Value | None:
@@ -67,7 +69,7 @@ def _found(value: Value, uses: Uses, ctx: PassContext) -> Value | None:
         mask = _as_four_axes(mask, (*q.shape[:3], columns))
         if mask is None:
             return None
-    made = _attention(q, keys, v, scores.scale, mask, ctx)
+    made = _attention(q, keys, v, replace(scores, mask=mask), ctx)
     return made if made is None or value.ndim == 4 else reshape(made, value.shape)
 
 
@@ -75,15 +77,17 @@ def _spreads(x: Value, shape: tuple[Dim, ...]) -> bool:
     return all(d in (1, wanted) for d, wanted in zip(x.shape, shape, strict=True))
 
 
-def _attention(q: Value, keys: Value, v: Value, scale: float, mask: Value | None, ctx: PassContext) -> Value | None:
+def _attention(q: Value, keys: Value, v: Value, scores: _Scores, ctx: PassContext) -> Value | None:
     """The op over [B, H, S, D], or over [B, S, H, D] where that is how the values were before they were transposed."""
-    causal = mask is not None and is_causal(mask)
+    mask, dropped = scores.mask, scores.dropped
+    causal = mask is not None and is_causal(mask) and (not mask.dtype.is_bool or dropped <= HIDES)
     extra = (mask,) if mask is not None and not causal else ()
+    kind = "none" if not extra else "custom" if extra[0].dtype.is_bool else "bias"
     heads_last = v.node.op.name == "transpose" and v.node.op.perm == SWAP  # type: ignore[attr-defined]
     attention: Any = REGISTRY["attention"]
     made = attention(
         num_heads=q.shape[1], kv_heads=q.shape[1], head_dim=q.shape[-1], layout="bshd" if heads_last else "bhsd",
-        causal=causal, mask="bias" if extra else "none", score_scale=scale,
+        causal=causal, mask=kind, score_scale=scores.scale, dropped=dropped if kind == "custom" else -math.inf,
     )  # fmt: skip
     if heads_last:
         q, k, v = transpose(q, SWAP), transpose(keys, (0, 3, 1, 2)), v.node.inputs[0]
@@ -98,6 +102,7 @@ def _attention(q: Value, keys: Value, v: Value, scale: float, mask: Value | None
 def _scores(value: Value, uses: Uses) -> _Scores | None:
     """Read scores from the outside in: a mask, a factor, the matmul."""
     mask: Value | None = None
+    dropped = -math.inf
     if uses.of(value) != 1:
         return None
     if value.node.op.name == "add":
@@ -106,9 +111,9 @@ def _scores(value: Value, uses: Uses) -> _Scores | None:
     elif value.node.op.name == "where":
         keep, scored, low = value.node.inputs
         number = constant_number(low)
-        if number is None or number > MASKED:
+        if number is None or not number < 0:
             return None
-        value, mask = scored, where(keep, zeros((), scored.dtype), low)
+        value, mask, dropped = scored, keep, number
     if uses.of(value) != 1:
         return None
     scale = 1.0
@@ -124,7 +129,7 @@ def _scores(value: Value, uses: Uses) -> _Scores | None:
     if value.node.op.name != "matmul" or uses.of(value) != 1:
         return None
     q, keys = value.node.inputs
-    return _Scores(q, keys, scale, mask)
+    return _Scores(q, keys, scale, mask, dropped)
 
 
 def _is_product(value: Value) -> bool:
@@ -142,7 +147,7 @@ def _as_four_axes(mask: Value, scores: tuple[Dim, ...]) -> Value | None:
 
 
 def is_causal(mask: Value) -> bool:
-    """Whether a constant mask keeps exactly the keys up to the query."""
+    """Whether a constant mask, of booleans or of numbers to add, keeps exactly the keys up to the query."""
     while mask.node.op.name in ("reshape", "broadcast_to"):
         mask = mask.node.inputs[0]
     if not isinstance(mask.node.op, Constant):
@@ -153,4 +158,6 @@ def is_causal(mask: Value) -> bool:
         return False
     square = array.reshape(sizes)
     keep = np.tri(len(square), dtype=bool)
-    return bool(np.all(square[keep] == 0) and np.all(square[~keep] <= MASKED))
+    if square.dtype == bool:
+        return bool(np.array_equal(square, keep))
+    return bool(np.all(square[keep] == 0) and np.all(square[~keep] <= HIDES))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from strata.backends.llvm.attention.form import DROPPED, OUTSIDE, AttentionSpec, pack_matrix
+from strata.backends.llvm.attention.form import AttentionSpec, pack_matrix
 from strata.backends.llvm.attention.rows import RowScores
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
@@ -37,7 +37,8 @@ def backward_spec(spec: AttentionSpec) -> AttentionSpec:
 
 
 def can_go_back(spec: AttentionSpec) -> bool:
-    return spec.dtype is spec.accumulator and spec.mask in ("none", "custom") and spec.softcap is None
+    plain = spec.mask in ("none", "custom") and spec.softcap is None and spec.dropped is None
+    return spec.dtype is spec.accumulator and plain
 
 
 def parts_of(spec: AttentionSpec, queries: int, batch: int) -> int:
@@ -222,7 +223,7 @@ class _Backward(RowScores):
         f, lanes = self.f, self.spec.lanes
         score = self._final_score(raw, f.add(start, j), position, mask_row)
         inside = f.mask_below(lanes, f.smin(f.sub(count, j), lanes))
-        return f.select(self.type, inside, score, constant(self.type, OUTSIDE))
+        return f.select(self.type, inside, score, constant(self.type, self.spec.lowest))
 
     def _mask_of(self, mask: str, i: Value) -> str:
         return self.f.address("i8", mask, self.f.mul(i, self.mask_step)) if mask else ""
@@ -238,7 +239,7 @@ class _Backward(RowScores):
             f.store(self.type, score, scores(j), self.size)
             return [m.select(m.test("ogt", carried[0], score), carried[0], score)]
 
-        (high,) = f.loop(0, count, lanes, [(self.type, constant(self.type, OUTSIDE))], largest)
+        (high,) = f.loop(0, count, lanes, [(self.type, constant(self.type, self.spec.lowest))], largest)
         before = f.load(self.element, f.address(self.element, self.highest, i), self.size)
         now = self._larger(self.element, before, f.fold_lanes(self.type, high, self._larger))
         f.store(self.element, now, f.address(self.element, self.highest, i), self.size)
@@ -271,7 +272,7 @@ class _Backward(RowScores):
         highest, inverse = number(self.highest), f.binary("fdiv", self.element, one, number(self.totals))
         mean = f.splat(self.type, f.binary("fmul", self.element, number(self.means), inverse))
         # a row without a key averages over all, and no score moves it
-        lost = f.compare("ole", self.element, highest, constant(self.element, DROPPED))
+        lost = f.compare("ole", self.element, highest, constant(self.element, spec.dropped_score))
         zero, scale = constant(self.element, 0.0), constant(self.element, spec.scale)
         factor = f.splat(self.type, f.select(self.element, lost, zero, scale, uniform=True))
         inverse, highest = f.splat(self.type, inverse), f.splat(self.type, highest)

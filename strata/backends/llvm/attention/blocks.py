@@ -7,11 +7,12 @@ sums[query] += scoresᵀ · v reads rows of values in place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from strata.backends.llvm.attention.form import DROPPED, OUTSIDE, Attend, AttentionSpec, pack_matrix
+from strata.backends.llvm.attention.form import Attend, AttentionSpec, pack_matrix
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.micro import call_micro
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Typed, Value, constant, vector, vector_constant
@@ -21,7 +22,7 @@ from strata.core import DType, bool_
 
 DEPTH_AT_ONCE: Final = 4  # elements of a head in one turn of the loop over them
 KEYS_AT_ONCE: Final = 4  # of a pass over scores, each with a maximum or sum of its own
-_LEAST_SCALE: Final = 1e-20  # above, DROPPED over the scale is a number
+_LEAST_SCALE: Final = 1e-20  # above, the score of dropped keys over the scale is a number
 
 # body(key of the block, carried) -> carried
 _Body = Callable[[Value, list[str]], list[Value]]
@@ -40,8 +41,9 @@ class QueryBlock(Attend):
         self.highest, self.before, self.totals, self.factors, self.unused = cells
         # scores wait for their scale where nothing but positions and bytes decide over them
         waits = spec.softcap is None and spec.mask != "bias" and spec.scale >= _LEAST_SCALE
+        waits = waits and spec.dropped in (None, -math.inf)
         self.scale_first, self.scale_last = (1.0, spec.scale) if waits else (spec.scale, 1.0)
-        self.dropped = constant(self.type, DROPPED / self.scale_last)
+        self.dropped = constant(self.type, spec.dropped_score / self.scale_last)
         self.mask = _Mask(self) if spec.mask != "none" else None
 
     def chunk(self, index: str) -> None:
@@ -86,7 +88,7 @@ class QueryBlock(Attend):
 
     def _start(self, rows: Value) -> None:
         def one(column: str) -> None:
-            self._put(constant(self.type, OUTSIDE), self.highest, column)
+            self._put(constant(self.type, self.spec.lowest), self.highest, column)
             self._put("zeroinitializer", self.totals, column)
 
         self._vectors(rows, one)
@@ -266,12 +268,12 @@ class QueryBlock(Attend):
     def _kept_keys(self, position: Value, rows: Value, start: Value, count: Value) -> Value:
         """How many of a block's keys the rows from a position on may keep; what lies behind has no weight."""
         f, spec = self.f, self.spec
-        if spec.mask != "none" or not spec.is_positional:
+        if (spec.mask != "none" and spec.dropped is None) or not spec.is_positional:
             return count  # a row may have lost all of its keys to a mask
         return f.smax(0, f.smin(count, f.sub(f.add(position, rows), start)))
 
     def _final_score(self, raw: str, column: Value, position: Value, start: Value, key: Value) -> str:
-        """Scaled, capped, biased, and DROPPED where the masks say so."""
+        """Scaled, capped, biased, and that of a dropped key where the masks say so."""
         f, m, spec = self.f, self.math, self.spec
         score = raw if self.scale_first == 1.0 else m.mul(raw, m.c(self.scale_first))
         if spec.softcap is not None:
@@ -281,7 +283,8 @@ class QueryBlock(Attend):
             value = self.mask.value(column, key)
             if spec.mask == "bias":
                 score = m.add(score, value)
-                score = m.select(m.test("olt", score, self.dropped), self.dropped, score)
+                if spec.dropped is None:
+                    score = m.select(m.test("olt", score, self.dropped), self.dropped, score)
             else:
                 chosen = m.test("une", value, m.c(0.0))
                 keep = chosen if keep is None else f.binary("and", m.flag, keep, chosen)
@@ -307,8 +310,7 @@ class QueryBlock(Attend):
         f, m, spec = self.f, self.math, self.spec
 
         def share(column: str) -> None:
-            total = self._load(self.totals, column)
-            total = m.select(m.test("oeq", total, m.c(0.0)), m.c(1.0), total)  # no keys at all
+            total = self._divisor(self._load(self.totals, column))
             self._put(m.div(m.c(1.0), total), self.factors, column)
 
         self._vectors(rows, share)

@@ -11,20 +11,22 @@ mean what they do in strata.ops.nn.attention.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from strata.backends.llvm.gemm.arith import GemmArithmetic
 from strata.backends.llvm.gemm.micro import TileSet
 from strata.backends.llvm.gemm.pack_b import Panels, pack_panel
-from strata.backends.llvm.ir.builder import IrFunction, Value, vector
+from strata.backends.llvm.ir.builder import IrFunction, Value, constant, vector
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math import exponentials
 from strata.core import DType, Target, bool_, f32
 
-DROPPED: Final = -1e9  # the score of a dropped key
-OUTSIDE: Final = -3e38  # fills vectors behind the last key; its exponential is 0 beside any score
+DROPPED: Final = -1e9  # the score of a dropped key, where nothing else is said
 _POINTERS: Final = ("q", "k", "v", "out", "work", "mask", "offset")
 _STRIDES: Final = tuple(f"{x}_{axis}" for x in ("q", "k", "v", "out", "mask") for axis in ("batch", "head", "row"))
 SLOTS: Final = (*_POINTERS, "batch", "queries", "keys", *_STRIDES, "offset_batch")
@@ -48,6 +50,8 @@ class AttentionSpec:
     mask_spans_rows: bool = True  # False: one row of the mask for all queries
     has_offset: bool = False
     softcap: float | None = None
+    dropped: float | None = None
+    zero_rows: bool = False
     decode: bool = False  # few queries: keys and values are read in place
     segment: int = 0  # keys that a chunk of a decode takes, where heads alone are too few chunks; 0: all of them
     query_rows: int = 32
@@ -69,6 +73,16 @@ class AttentionSpec:
     def panels(self) -> Panels:
         accumulator = self.accumulator
         return Panels(self.dtype, accumulator, self.target.lanes(accumulator.itemsize), 2, 1, self.target)
+
+    @property
+    def dropped_score(self) -> float:
+        return DROPPED if self.dropped is None else self.dropped
+
+    @property
+    def lowest(self) -> float:
+        """What maxima begin with, and what fills vectors behind the last key: no number is below. A row whose scores
+        are all -inf so has a maximum from which they differ, and a sum of 0."""
+        return float(np.finfo(self.accumulator.np).min)
 
     @property
     def is_positional(self) -> bool:
@@ -170,6 +184,8 @@ class AttentionSpec:
             parts += [f"mask {self.mask}{spans}"]
         parts += ["offset"] if self.has_offset else []
         parts += [f"softcap {self.softcap!r}"] if self.softcap is not None else []
+        parts += [f"dropped {self.dropped!r}"] if self.dropped is not None else []
+        parts += ["rows of zeros"] if self.zero_rows else []
         return "; ".join(parts)
 
 
@@ -266,7 +282,7 @@ class Attend(Arguments):
             return [self._has_lost_row(rows), 0, self.keys]
 
         # a mask may drop every key that a row keeps by position: that row averages over all keys, in a second pass
-        passes = 2 if spec.mask != "none" and (spec.causal or spec.window is not None) else 1
+        passes = 2 if spec.mask != "none" and spec.is_positional and spec.dropped is None else 1
         f.loop(0, passes, 1, [("i1", "true"), ("i64", low), ("i64", high)], one_pass)
 
     def _shift(self, batch: Value) -> Value:
@@ -287,6 +303,9 @@ class Attend(Arguments):
         if spec.window is None:
             return 0, high
         low = f.smax(f.sub(position, spec.window), 0)
+        if spec.dropped is not None:
+            low = f.op(f"udiv i64 {f.smin(low, self.keys)}, {spec.key_block}")
+            return f.mul(low, spec.key_block), high
         empty = f.compare("sge", "i64", f.sub(last, spec.window), self.keys)
         low = f.select("i64", empty, 0, f.op(f"udiv i64 {low}, {spec.key_block}"))
         return f.mul(low, spec.key_block), f.select("i64", empty, self.keys, high)
@@ -311,6 +330,14 @@ class Attend(Arguments):
             body(column, vectors)
 
         f.loop(0, count, columns, [], one)
+
+    def _divisor(self, total: str) -> str:
+        """A vector of sums to divide by: that of a row without a key is 1 where its results are zeros, else 0."""
+        m, spec = self.math, self.spec
+        if spec.dropped == -math.inf and not spec.zero_rows:
+            none = self.f.compare("eq", "i64", self.keys, 0)
+            return self.f.select(self.type, none, constant(self.type, 1.0), total, uniform=True)
+        return m.select(m.test("oeq", total, m.c(0.0)), m.c(1.0), total)
 
     def _larger(self, type_: str, a: str, b: str) -> str:
         f = self.f

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from strata.backends.llvm.attention.form import DROPPED, OUTSIDE, SLOTS, Attend, AttentionSpec
+from strata.backends.llvm.attention.form import SLOTS, Attend, AttentionSpec
 from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.micro import call_micro
 from strata.backends.llvm.ir.builder import IrFunction, Value, constant, vector, vector_constant
@@ -40,11 +40,11 @@ class RowScores(Attend):
 
     def _has_lost_row(self, rows: Value) -> str:
         """Whether some row kept no key so far."""
-        f = self.f
+        f, spec = self.f, self.spec
 
         def one(i: str, carried: list[str]) -> list[Value]:
             high = f.load(self.element, f.address(self.element, self.highest, i), self.size)
-            lost = f.compare("ole", self.element, high, constant(self.element, DROPPED))
+            lost = f.compare("ole", self.element, high, constant(self.element, spec.dropped_score))
             return [f.binary("or", "i1", carried[0], lost)]
 
         return f.loop(0, rows, 1, [("i1", "false")], one)[0]
@@ -107,12 +107,12 @@ class RowScores(Attend):
             if not self._is_plain:
                 score = self._final_score(score, f.add(start, j), position, mask_row)
             if inside is not None:
-                score = f.select(self.type, inside, score, constant(self.type, OUTSIDE))
+                score = f.select(self.type, inside, score, constant(self.type, self.spec.lowest))
             if inside is not None or not self._is_plain:
                 f.store(self.type, score, place(j), self.size)
             return [m.select(m.test("ogt", carried[0], score), carried[0], score)]
 
-        (high,) = self._over_row(count, [(self.type, constant(self.type, OUTSIDE))], largest)
+        (high,) = self._over_row(count, [(self.type, constant(self.type, self.spec.lowest))], largest)
         block_high = f.fold_lanes(self.type, high, self._larger)
         if self._is_plain:
             block_high = f.binary("fmul", self.element, block_high, constant(self.element, self.spec.scale))
@@ -176,15 +176,16 @@ class RowScores(Attend):
         f.if_(moved, lambda: f.loop(0, columns, self.spec.lanes, [], one))
 
     def _final_score(self, raw: str, key: Value, position: Value, mask_row: str) -> str:
-        """Scaled, capped, biased, and DROPPED where the masks say so."""
+        """Scaled, capped, biased, and that of a dropped key where the masks say so."""
         f, m, spec = self.f, self.math, self.spec
         score = m.mul(raw, m.c(spec.scale))
         if spec.softcap is not None:
             score = m.mul(exponentials.tanh(m, m.mul(score, m.c(1.0 / spec.softcap))), m.c(spec.softcap))
-        dropped = m.c(DROPPED)
+        dropped = m.c(spec.dropped_score)
         if spec.mask == "bias":
             score = m.add(score, self._mask_values(mask_row, key))
-            score = m.select(m.test("olt", score, dropped), dropped, score)
+            if spec.dropped is None:
+                score = m.select(m.test("olt", score, dropped), dropped, score)
         keep = self._kept_by_position(key, position)
         if spec.mask == "custom":
             bytes_ = vector("i8", spec.lanes)
@@ -224,8 +225,7 @@ class RowScores(Attend):
         place = memory_type(spec.dtype)
         out = f.address(place, first_row, f.mul(i, self.out_step))
         total = f.splat(self.type, f.load(self.element, f.address(self.element, self.totals, i), self.size))
-        total = m.select(m.test("oeq", total, m.c(0.0)), m.c(1.0), total)  # no keys at all
-        share = m.div(m.c(1.0), total)
+        share = m.div(m.c(1.0), self._divisor(total))
         sums = f.address(self.element, self.sums, f.mul(i, spec.value_columns))
         kept = memory_type(spec.dtype, spec.lanes)
 

@@ -163,7 +163,7 @@ def _spec(op: Any, types: Sequence[TensorType], mask_at: int, target: Target) ->
     spans_rows = op.mask == "none" or types[mask_at].shape[-2] != 1
     return AttentionSpec(
         target, op.num_heads, op.kv_heads, op.head_dim, sizes.value_dim, op.scale, types[0].dtype, op.causal, op.window,
-        op.mask, spans_keys, spans_rows, op.has_offset, op.softcap,
+        op.mask, spans_keys, spans_rows, op.has_offset, op.softcap, op.dropped, op.zero_rows,
     )  # fmt: skip
 
 

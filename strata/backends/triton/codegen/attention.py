@@ -7,7 +7,8 @@ head; a program takes a segment of the keys, and a second one merges segments in
 split depends on their number alone, so that the bits of a row do not depend on the batch that it is in.
 
 Meanings are those of `strata.ops.nn.attention`: dropped keys score -1e9, so that a row that keeps no key averages over
-all of them. Such rows are found at the end, and done again over all keys.
+all of them. Such rows are found at the end, and done again over all keys. Where the op says that they score -inf,
+maxima begin with a number from which -inf differs, and the sum of a row without a key is 0.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from strata.mir import Node, Op
 
 DROPPED = -1e9  # the score of a dropped key
 LOG2E = math.log2(math.e)
+_LOWEST = -(2.0**127)  # that maxima begin with, in base 2
+_LEAST = _LOWEST / LOG2E  # scores below, which -inf is not, count as this: in base 2 they would be -inf
 _WIDEST = 256  # elements of a head
 _FEW_QUERIES = 16  # that are a decode
 _FEW_ROWS = 64  # of all heads that share a key head
@@ -46,6 +49,7 @@ def takes_attention(op: Op, types: Sequence[TensorType]) -> bool:
         return False
     op_: Any = op
     plain = op_.mask == "none" and op_.window is None and not op_.has_offset and op_.softcap is None and op_.scale > 0
+    plain = plain and op_.dropped is None
     if op.name == "attention_lse" and not plain:
         return False
     q, k, v, *extra = types
@@ -124,7 +128,7 @@ class AttentionText:
     @property
     def loses_rows(self) -> bool:
         """Whether a row may keep no key of those that its block reads."""
-        skips = self.is_positional
+        skips = self.is_positional and self.op.dropped is None
         return skips and (self.op.mask != "none" or self.op.window is not None or self.op.has_offset)
 
     @property
@@ -155,8 +159,7 @@ class AttentionText:
         inside = self._row_mask(e, sizes.queries, b.rows)
         self._start(e, "head", inside)
         self._rows_over_keys(e, inside)
-        e.write("total = tl.where(total == 0, 1.0, total)")
-        e.write("sums = sums / total[:, None]")
+        self._divide(e)
         self._store_rows(e, "out", "head", inside)
         if len(self.kernel.outputs) > 1:
             place = f"lse + item.to(tl.int64) * {e.size(sizes.queries)} + row"
@@ -185,14 +188,15 @@ class AttentionText:
             e.write("segment = tl.program_id(1)")
             e.write(f"low = segment * {b.segment}")
             low, high = "low", f"tl.minimum(low + {b.segment}, {keys})"
-        if self.is_positional and self.op.mask == "none" and b.segment:  # keys that no row keeps are not read
+        if (
+            self.is_positional and (self.op.mask == "none" or self.op.dropped is not None) and b.segment
+        ):  # keys that no row keeps are not read
             e.write(f"last = {int(sizes.queries) - 1} + shift")
             high = f"tl.minimum({high}, tl.maximum(last + 1, 1))"
         whole = isinstance(sizes.keys, int) and sizes.keys % b.keys == 0 and b.segment % b.keys == 0
         self._loop(e, low, high, inside, positional=self.is_positional, bounded=not whole or b.segment == 0)
         if not b.segment:
-            e.write("total = tl.where(total == 0, 1.0, total)")
-            e.write("sums = sums / total[:, None]")
+            self._divide(e)
             self._store_rows(e, "out", "head[:, None]", inside)
             return Rendered(self.kernel, (self._program(e, "attention", self.kernel.buffers, (items,)),), ())
         wide = self.value_width
@@ -234,8 +238,7 @@ class AttentionText:
             e.write("total = total * fade + tl.sum(scale * weight, axis=0)")
             e.write("sums = sums * fade[:, None] + tl.sum(scale[:, None] * values, axis=0)[None, :]")
             e.write("most = higher")
-        e.write("total = tl.where(total == 0, 1.0, total)")
-        e.write("sums = sums / total[:, None]")
+        self._divide(e)
         at, out = self.places.strides["out"], encoded("sums", self.dtype, e.needs)
         base = f"out + batch * {e.size(at.batch)} + head * {e.size(at.head)} + query * {e.size(at.row)}"
         mask = f", mask=column[None, :] < {sizes.value_dim}" if wide != sizes.value_dim else ""
@@ -287,7 +290,8 @@ class AttentionText:
         place = f"{self._at(e, 'q', head)} + {self._times(e, 'query[:, None]', at.row, sizes.queries)}"
         place += f" + {self._times(e, 'dim[None, :]', at.element, op.head_dim)}"
         e.write(f"queries = tl.load({place}{self._masked(masks)})")
-        e.write(f'most = tl.full([{self.blocks.rows}], float("-inf"), tl.float32)')
+        lowest = 'float("-inf")' if self.op.dropped is None else repr(_LOWEST)
+        e.write(f"most = tl.full([{self.blocks.rows}], {lowest}, tl.float32)")
         e.write(f"total = tl.full([{self.blocks.rows}], 0.0, tl.float32)")
         e.write(f"sums = tl.full([{self.blocks.rows}, {self.value_width}], 0.0, tl.float32)")
         if self.is_positional:
@@ -299,6 +303,15 @@ class AttentionText:
             else:
                 e.write(f"shift = {e.size(dim_max(sizes.keys - sizes.queries, 0))}")
             e.write("position = query + shift")
+
+    def _divide(self, e: TritonEmitter) -> None:
+        """Sums over totals; that of a row without a key is 0, and its result 0 or NaN, as the op says."""
+        keys = self.places.sizes.keys
+        if self.op.dropped != -math.inf or self.op.zero_rows:
+            e.write("total = tl.where(total == 0, 1.0, total)")
+        elif not isinstance(keys, int):  # no keys at all are no rows of -inf
+            e.write(f"total = tl.where({e.size(keys)} == 0, 1.0, total)")
+        e.write("sums = sums / total[:, None]")
 
     @staticmethod
     def _masked(masks: list[str]) -> str:
@@ -364,14 +377,14 @@ class AttentionText:
         """The scale goes into the exponent, with one multiply-add for each score."""
         scale = self.op.scale * LOG2E
         if near:
-            e.write(f"score = tl.where({near}, score, {DROPPED / self.op.scale!r})")
+            e.write(f"score = tl.where({near}, score, {_number(self.op.dropped_score / self.op.scale)})")
         if bound:
             e.write(f'score = tl.where({bound}, score, float("-inf"))')
         e.write(f"higher = tl.maximum(most, tl.max(score, axis=1) * {scale!r})")
         e.write(f"weight = tl.exp2(score * {scale!r} - higher[:, None])")
 
     def _score(self, e: TritonEmitter, bound: str, near: str, inside: str) -> None:
-        op = self.op
+        op, dropped = self.op, _number(self.op.dropped_score)
         e.write(f"score = score * {op.scale!r}")
         if op.softcap is not None:
             e.write(f"score = {e.needs('tanh_f32')}(score * {1 / op.softcap!r}) * {op.softcap!r}")
@@ -391,10 +404,13 @@ class AttentionText:
             if op.mask == "bias":
                 e.write("score = score + extra")
             else:
-                e.write(f"score = tl.where(extra, score, {DROPPED!r})")
-        e.write(f"score = tl.where(score < {DROPPED!r}, {DROPPED!r}, score)")
+                e.write(f"score = tl.where(extra, score, {dropped})")
+        if op.dropped is None:
+            e.write(f"score = tl.where(score < {dropped}, {dropped}, score)")
+        else:
+            e.write(f'score = tl.where((score < {_LEAST!r}) & (score != float("-inf")), {_LEAST!r}, score)')
         if near:
-            e.write(f"score = tl.where({near}, score, {DROPPED!r})")
+            e.write(f"score = tl.where({near}, score, {dropped})")
         e.write(f"score = score * {LOG2E!r}")
         if bound:
             e.write(f'score = tl.where({bound}, score, float("-inf"))')
@@ -433,3 +449,7 @@ class AttentionText:
         place = f"{self._at(e, name, head)} + {self._times(e, 'query[:, None]', at.row, sizes.queries)}"
         mask = f", mask={' & '.join(masks)}" if masks else ""
         e.write(f"tl.store({place} + column[None, :], {encoded('sums', self.dtype, e.needs)}{mask})")
+
+
+def _number(value: float) -> str:
+    return 'float("-inf")' if value == -math.inf else repr(value)

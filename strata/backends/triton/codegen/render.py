@@ -196,17 +196,20 @@ def render(kernel: Kernel, gpu: Gpu = HOPPER) -> Rendered:
 def render_phases(name: str, phases: Phases, gpu: Gpu = HOPPER) -> Rendered:
     """The programs of kernels that run one after the other, and a kernel with the buffers that go in and come out."""
     inside = {b.name for b in phases.scratch}
+    scratch = list(phases.scratch)
     programs: list[TritonProgram] = []
     read: dict[str, Buffer] = {}
     written: dict[str, Buffer] = {}
     for number, kernel in enumerate(phases.kernels):
         rendered = render(kernel.renamed(f"{name}_{number}"), gpu)
-        assert not rendered.scratch, "kernels of phases are not split further"
+        assert inside.isdisjoint(b.name for b in rendered.scratch), "kernels name their scratch by themselves"
+        inside |= {b.name for b in rendered.scratch}
+        scratch += rendered.scratch
         programs += rendered.programs
         written |= {b.name: b for b in kernel.outputs if b.name not in inside}
         read |= {b.name: b for b in kernel.inputs if b.name not in inside and b.name not in written}
     whole = Kernel(name, tuple(read.values()), tuple(written.values()), ())
-    return Rendered(whole, tuple(programs), phases.scratch)
+    return Rendered(whole, tuple(programs), tuple(scratch))
 
 
 def _with_wide_sums(kernel: Kernel) -> Kernel:

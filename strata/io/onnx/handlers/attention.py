@@ -32,7 +32,7 @@ def attention(n: NodeView) -> Any:
     out = ops.attention(
         q, k, v, bias, num_heads=q.shape[1], kv_heads=k.shape[1], mask_kind=None if bias is None else "bias",
         causal=causal, scale=n.attr("scale"), softcap=n.attr("softcap") or None, layout="bhsd",
-        offset=constant(before, "i64") if causal else None,
+        offset=constant(before, "i64") if causal else None, empty="mean" if bias is None else "zero",
     )  # fmt: skip
     if flat:
         out = ops.reshape(ops.transpose(out, 0, 2, 1, 3), (q.shape[0], q.shape[2], q.shape[1] * q.shape[3]))
