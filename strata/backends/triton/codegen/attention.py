@@ -19,8 +19,8 @@ from typing import Any
 
 from strata.backends.attention import AttentionPlaces, HeadStrides
 from strata.backends.triton.codegen.emit import TritonEmitter
-from strata.backends.triton.codegen.render import Rendered, TritonProgram
-from strata.backends.triton.codegen.scalars import decoded, encoded
+from strata.backends.triton.codegen.render import Rendered, TritonProgram, finished
+from strata.backends.triton.codegen.scalars import decoded, dot, encoded
 from strata.backends.triton.schedules.schedule import AttentionBlocks, known, parse_gpu_schedule, power_of_two
 from strata.backends.triton.schedules.winners import winner
 from strata.backends.triton.target import Gpu
@@ -252,11 +252,7 @@ class AttentionText:
     def _program(
         self, e: TritonEmitter, name: str, buffers: tuple[Buffer, ...], grid: tuple[Dim, ...]
     ) -> TritonProgram:
-        lines = [f"    {text} = {text}.to(tl.int64)" for text in e.sizes.values()] + e.lines
-        named = replace(self.kernel, inputs=buffers, outputs=())
-        return TritonProgram(
-            name, named, "\n".join(lines) + "\n", frozenset(e.helpers), buffers, tuple(e.sizes), grid, self.blocks
-        )
+        return finished(e, name, replace(self.kernel, inputs=buffers, outputs=()), buffers, grid)
 
     def _row_mask(self, e: TritonEmitter, count: Dim, block: int) -> str:
         if isinstance(count, int) and count % block == 0:
@@ -418,12 +414,7 @@ class AttentionText:
         return f"tl.load({place}{self._masked(masks)})"
 
     def _dot(self, e: TritonEmitter, left: str, right: str, sums: str) -> str:
-        match self.dtype.name:
-            case "bf16":
-                return f"{e.needs('dot_bf16')}({left}, {right}, {sums})"
-            case "f16":
-                return f"tl.dot({left}, {right}, {sums})"
-        return f'tl.dot({left}, {right}, {sums}, input_precision="ieee")'
+        return dot(left, right, sums, self.dtype, e.needs)
 
     def _store_rows(self, e: TritonEmitter, name: str, head: str, inside: str) -> None:
         at, sizes = self.places.strides[name], self.places.sizes

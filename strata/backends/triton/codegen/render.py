@@ -302,8 +302,13 @@ def _program(emitter: TritonEmitter, name: str, grid: Sequence[Dim]) -> TritonPr
     read = {n.buffer.name for n in postorder(kernel.roots) if isinstance(n, Load)}
     written = {s.buffer.name for s in kernel.stores}
     buffers = tuple(b for b in kernel.buffers if b.name in read or b.name in written)
-    lines = [f"    {text} = {text}.to(tl.int64)" for text in emitter.sizes.values()] + emitter.lines
-    return TritonProgram(
-        name, kernel, "\n".join(lines) + "\n", frozenset(emitter.helpers), buffers, tuple(emitter.sizes), tuple(grid),
-        emitter.schedule,
-    )  # fmt: skip
+    return finished(emitter, name, kernel, buffers, grid)
+
+
+def finished(
+    e: TritonEmitter, name: str, kernel: Kernel, buffers: tuple[Buffer, ...], grid: Sequence[Dim]
+) -> TritonProgram:
+    """The program that an emitter has written, with arguments in the given order."""
+    lines = [f"    {text} = {text}.to(tl.int64)" for text in e.sizes.values()] + e.lines
+    body = "\n".join(lines) + "\n"
+    return TritonProgram(name, kernel, body, frozenset(e.helpers), buffers, tuple(e.sizes), tuple(grid), e.schedule)
