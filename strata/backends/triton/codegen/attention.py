@@ -12,25 +12,23 @@ all of them. Such rows are found at the end, and done again over all keys.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata.backends.attention import AttentionPlaces, HeadStrides
+from strata.backends.attention import DROPPED, LOG2E, AttentionPlaces, HeadStrides
 from strata.backends.triton.codegen.emit import TritonEmitter
 from strata.backends.triton.codegen.render import Rendered, TritonProgram, finished
 from strata.backends.triton.codegen.scalars import decoded, dot, encoded
+from strata.backends.triton.codegen.specialised import render_specialised, suits_specialised
 from strata.backends.triton.schedules.schedule import AttentionBlocks, known, parse_gpu_schedule, power_of_two
-from strata.backends.triton.schedules.winners import winner
+from strata.backends.triton.schedules.winners import has_winners, winner
 from strata.backends.triton.target import Gpu
 from strata.core import Dim, DType, TensorType, bf16, bool_, dim_max, f16, f32, i32, i64
 from strata.kernel import Buffer, Kernel
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
-DROPPED = -1e9  # the score of a dropped key
-LOG2E = math.log2(math.e)
 _WIDEST = 256  # elements of a head
 _FEW_QUERIES = 16  # that are a decode
 _FEW_ROWS = 64  # of all heads that share a key head
@@ -76,7 +74,15 @@ def render_attention(node: Node, views: Sequence[Spacing], gpu: Gpu, given: str 
     decodes = decodes and len(outputs) == 1
     rows = sizes.queries * group if decodes else known(sizes.queries)
     kind = f"attention {types[0].dtype.bits}{' causal' if op.causal and not decodes else ''}"
-    found = parse_gpu_schedule(given) if given else winner(gpu, kind, (rows, known(sizes.keys), op.head_dim))
+    measured = (rows, known(sizes.keys), op.head_dim)
+    found = parse_gpu_schedule(given) if given else winner(gpu, kind, measured)
+    if not decodes and suits_specialised(op, places, starts, types[0].dtype, len(outputs), gpu):
+        if not given and has_winners(f"{kind} specialised", gpu):
+            found = winner(gpu, f"{kind} specialised", measured)
+        if isinstance(found, AttentionBlocks) and found.consumers:
+            return render_specialised(kernel, op, places, starts, types[0].dtype, found)
+    if isinstance(found, AttentionBlocks) and found.consumers:  # asked for where it does not apply
+        found = winner(gpu, kind, measured)
     assert isinstance(found, AttentionBlocks)
     form = AttentionText(kernel, op, places, starts, types, group, fitted(found, rows, sizes.keys, decodes))
     return form.decode() if decodes else form.prefill()

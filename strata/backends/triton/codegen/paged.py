@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata.backends.triton.codegen.attention import DROPPED, LOG2E
+from strata.backends.attention import DROPPED, LOG2E
 from strata.backends.triton.codegen.emit import TritonEmitter
 from strata.backends.triton.codegen.render import Rendered, TritonProgram, finished
 from strata.backends.triton.codegen.scalars import dot, encoded

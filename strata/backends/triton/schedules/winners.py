@@ -23,9 +23,9 @@ def winner(gpu: Gpu, kind: str, sizes: Sequence[int]) -> GpuSchedule:
     return parse_gpu_schedule(nearest(gpu, kind, sizes)[1])
 
 
-def has_winners(kind: str) -> bool:
-    """Whether kernels of a kind were measured."""
-    return kind in _tables()["any"]
+def has_winners(kind: str, gpu: Gpu | None = None) -> bool:
+    """Whether kernels of a kind were measured, on a card where one is given."""
+    return kind in _tables().get("any" if gpu is None else str(gpu), {})
 
 
 def nearest(gpu: Gpu, kind: str, sizes: Sequence[int]) -> tuple[tuple[int, ...], str]:

@@ -19,6 +19,7 @@ TEXTS = [
     "product 64 x 64 x 32 warps 4 stages 3 group 8 parts 2 descriptors persistent 132",
     "attention 128 x 64 warps 8 stages 3",
     "attention 16 x 64 warps 4 stages 3 segment 512",
+    "attention 128 x 128 warps 4 stages 2 consumers 2 persistent 132",
 ]
 
 
