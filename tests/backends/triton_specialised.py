@@ -36,8 +36,8 @@ def main() -> int:
         given = f"attention 128 x 128 warps 4 stages {stages} consumers {consumers} persistent 132"
         (program,) = render_attention(step.nodes[0], step.views, GPU, given).programs
         made = compiled(program, GPU)
-        loops = 3 if causal else 2  # the first block of keys, and loops with and without a mask; halves twice
-        products = (width // 16 + 8) * loops * consumers * (2 if causal else 1)
+        loops = 3 if causal else 2  # the first block of keys, and loops with and without a mask
+        products = (width // 16 + 8) * loops * consumers
         found = len(re.findall(r"wgmma\.mma_async", made.asm["ptx"]))
         spills = made.n_spills if hasattr(made, "n_spills") and isinstance(made.n_spills, int) else 0
         threads = int(made.metadata.num_warps)

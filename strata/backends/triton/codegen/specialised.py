@@ -83,7 +83,7 @@ def _module(op: Any, dtype: DType, blocks: AttentionBlocks) -> str:
     layout = "tl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {}, 16])"
     constants = {
         "PART": PART, "PARTS": blocks.consumers, "ROWS": blocks.rows, "KEYS": blocks.keys, "WIDTH": op.head_dim,
-        "STAGES": blocks.stages, "CAUSAL": bool(op.causal), "TOGETHER": 2 if op.causal else 1,
+        "STAGES": blocks.stages, "CAUSAL": bool(op.causal),
         "HEADS": op.num_heads, "GROUP": op.num_heads // op.kv_heads, "SCALE": op.scale * LOG2E,
         "DROPPED": DROPPED / op.scale, "DTYPE": "tl.bfloat16" if dtype is bf16 else "tl.float16",
         "TILE": "tl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)",
@@ -130,26 +130,34 @@ for part in tl.static_range(PARTS):
 _PARTS = '''
 
 @gluon.jit
-def tiles_of(queries, items):
-    blocks = (queries + ROWS - 1) // ROWS
-    if CAUSAL:  # a long one and a short one
-        blocks = (blocks + 1) // 2 * 2
-    return blocks * items
+def turns_of(queries, items):
+    """Tiles that this program takes: of causal attention, two neighbours at a time."""
+    tiles = (queries + ROWS - 1) // ROWS * items
+    here = tl.program_id(0)
+    programs = tl.num_programs(0)
+    if CAUSAL:
+        pairs = (tiles + 1) // 2
+        odd = (tiles % 2 == 1) & ((pairs - 1) % programs == here)
+        turns = (pairs - here + programs - 1) // programs * 2 - tl.where(odd, 1, 0)
+    else:
+        turns = (tiles - here + programs - 1) // programs
+    return turns
 
 
 @gluon.jit
-def place_of(tile, queries, keys):
+def place_of(turn, queries, keys):
     """A tile's block of rows and item; the position of its first row; blocks of keys, and those without a mask."""
     blocks = (queries + ROWS - 1) // ROWS
-    if CAUSAL:
-        half = (blocks + 1) // 2
-        item = tile // 2 // half
-        low = tile // 2 % half
-        block = tl.where(tile % 2 == 0, blocks - 1 - low, low)
+    if CAUSAL:  # a long one and a short one
+        tile = (tl.program_id(0) + turn // 2 * tl.num_programs(0)) * 2 + turn % 2
+        item = tile // blocks
+        at = tile % blocks
+        block = tl.where(at % 2 == 0, blocks - 1 - at // 2, at // 2)
         first = block * ROWS + tl.maximum(keys - queries, 0)
         steps = (tl.minimum(keys, first + ROWS) + KEYS - 1) // KEYS
         full = tl.minimum(tl.minimum(first + 1, keys) // KEYS, steps - 1)
     else:
+        tile = tl.program_id(0) + turn * tl.num_programs(0)
         item = tile // blocks
         block = tile % blocks
         first = 0
@@ -161,31 +169,27 @@ def place_of(tile, queries, keys):
 @gluon.jit
 def produce(dq, dk, dv, SHARED, SIZES):
     count = 0
-    turn = 0
-    tiles = tiles_of(queries, items)
-    for start in range(tl.program_id(0) * TOGETHER, tiles, tl.num_programs(0) * TOGETHER):
-        for one in tl.static_range(TOGETHER):
-            block, item, first, steps, full = place_of(start + one, queries, keys)
-            batch = item // HEADS
-            head = item % HEADS
-            shared = head // GROUP
-            mbarrier.wait(q_free, (turn & 1) ^ 1)
-            mbarrier.expect(q_ready, ROWS * WIDTH * 2)
-            for part in tl.static_range(PARTS):
-                row = block * ROWS + part * PART
-                tma.async_copy_global_to_shared(dq, [batch, head, row, 0], q_ready, sq.index(part))
-            for step in range(steps):
-                stage = count % STAGES
-                phase = ((count // STAGES) & 1) ^ 1
-                at = (steps - 1 - step) * KEYS
-                mbarrier.wait(k_free.index(stage), phase)
-                mbarrier.expect(k_ready.index(stage), KEYS * WIDTH * 2)
-                tma.async_copy_global_to_shared(dk, [batch, shared, at, 0], k_ready.index(stage), sk.index(stage))
-                mbarrier.wait(v_free.index(stage), phase)
-                mbarrier.expect(v_ready.index(stage), KEYS * WIDTH * 2)
-                tma.async_copy_global_to_shared(dv, [batch, shared, at, 0], v_ready.index(stage), sv.index(stage))
-                count += 1
-            turn += 1
+    for turn in range(turns_of(queries, items)):
+        block, item, first, steps, full = place_of(turn, queries, keys)
+        batch = item // HEADS
+        head = item % HEADS
+        shared = head // GROUP
+        mbarrier.wait(q_free, (turn & 1) ^ 1)
+        mbarrier.expect(q_ready, ROWS * WIDTH * 2)
+        for part in tl.static_range(PARTS):
+            row = block * ROWS + part * PART
+            tma.async_copy_global_to_shared(dq, [batch, head, row, 0], q_ready, sq.index(part))
+        for step in range(steps):
+            stage = count % STAGES
+            phase = ((count // STAGES) & 1) ^ 1
+            at = (steps - 1 - step) * KEYS
+            mbarrier.wait(k_free.index(stage), phase)
+            mbarrier.expect(k_ready.index(stage), KEYS * WIDTH * 2)
+            tma.async_copy_global_to_shared(dk, [batch, shared, at, 0], k_ready.index(stage), sk.index(stage))
+            mbarrier.wait(v_free.index(stage), phase)
+            mbarrier.expect(v_ready.index(stage), KEYS * WIDTH * 2)
+            tma.async_copy_global_to_shared(dv, [batch, shared, at, 0], v_ready.index(stage), sv.index(stage))
+            count += 1
 
 
 @gluon.jit
@@ -237,51 +241,47 @@ def step_over(
 @gluon.jit
 def consume(dout, SHARED, order, SIZES, part: tl.constexpr):
     count = 0
-    turn = 0
-    tiles = tiles_of(queries, items)
     mine = order.index(part)
     other = order.index((part + 1) % PARTS)
     q = sq.index(part).reshape([PART, WIDTH])
-    for start in range(tl.program_id(0) * TOGETHER, tiles, tl.num_programs(0) * TOGETHER):
-        for one in tl.static_range(TOGETHER):
-            block, item, first, steps, full = place_of(start + one, queries, keys)
-            sums = tl.zeros([PART, WIDTH], tl.float32, SUMS)
-            mbarrier.wait(q_ready, turn & 1)
-            mbarrier.wait(mine, (count & 1) ^ (1 if part == 0 else 0))
-            score = scored(q, sk, k_ready, count)
-            mbarrier.arrive(other)
-            score = warpgroup_mma_wait(0, deps=[score])
-            mbarrier.arrive(k_free.index(count % STAGES))
-            score = masked(score, (steps - 1) * KEYS, first, keys, part)
-            most = tl.max(score, axis=1) * SCALE
-            weights = tl.exp2(score * SCALE - most[:, None])
-            total = tl.sum(weights, axis=1)
-            weight = tl.convert_layout(weights.to(DTYPE), tl.DotOperandLayout(0, SUMS, 2))
-            count += 1
-            if CAUSAL:
-                for step in range(1, steps - full):
-                    most, total, sums, weight = step_over(
-                        q, sk, sv, k_ready, k_free, v_ready, v_free, mine, other, count, (steps - 1 - step) * KEYS,
-                        first, keys, most, total, sums, weight, part, True,
-                    )
-                    count += 1
-            for step in range(0, full):
+    for turn in range(turns_of(queries, items)):
+        block, item, first, steps, full = place_of(turn, queries, keys)
+        sums = tl.zeros([PART, WIDTH], tl.float32, SUMS)
+        mbarrier.wait(q_ready, turn & 1)
+        mbarrier.wait(mine, (count & 1) ^ (1 if part == 0 else 0))
+        score = scored(q, sk, k_ready, count)
+        mbarrier.arrive(other)
+        score = warpgroup_mma_wait(0, deps=[score])
+        mbarrier.arrive(k_free.index(count % STAGES))
+        score = masked(score, (steps - 1) * KEYS, first, keys, part)
+        most = tl.max(score, axis=1) * SCALE
+        weights = tl.exp2(score * SCALE - most[:, None])
+        total = tl.sum(weights, axis=1)
+        weight = tl.convert_layout(weights.to(DTYPE), tl.DotOperandLayout(0, SUMS, 2))
+        count += 1
+        if CAUSAL:
+            for step in range(1, steps - full):
                 most, total, sums, weight = step_over(
-                    q, sk, sv, k_ready, k_free, v_ready, v_free, mine, other, count, 0,
-                    first, keys, most, total, sums, weight, part, False,
+                    q, sk, sv, k_ready, k_free, v_ready, v_free, mine, other, count, (steps - 1 - step) * KEYS,
+                    first, keys, most, total, sums, weight, part, True,
                 )
                 count += 1
-            stage = (count - 1) % STAGES
-            mbarrier.wait(v_ready.index(stage), ((count - 1) // STAGES) & 1)
-            sums = warpgroup_mma(weight, sv.index(stage).reshape([KEYS, WIDTH]), sums, is_async=True)
-            sums = warpgroup_mma_wait(0, deps=[sums])
-            mbarrier.arrive(v_free.index(stage))
-            sums = sums / tl.convert_layout(total, tl.SliceLayout(1, SUMS))[:, None]
-            q.store(sums.to(DTYPE))
-            fence_async_shared()
-            row = block * ROWS + part * PART
-            tma.async_copy_shared_to_global(dout, [item // HEADS, item % HEADS, row, 0], sq.index(part))
-            tma.store_wait(0)
-            mbarrier.arrive(q_free)
-            turn += 1
+        for step in range(0, full):
+            most, total, sums, weight = step_over(
+                q, sk, sv, k_ready, k_free, v_ready, v_free, mine, other, count, 0,
+                first, keys, most, total, sums, weight, part, False,
+            )
+            count += 1
+        stage = (count - 1) % STAGES
+        mbarrier.wait(v_ready.index(stage), ((count - 1) // STAGES) & 1)
+        sums = warpgroup_mma(weight, sv.index(stage).reshape([KEYS, WIDTH]), sums, is_async=True)
+        sums = warpgroup_mma_wait(0, deps=[sums])
+        mbarrier.arrive(v_free.index(stage))
+        sums = sums / tl.convert_layout(total, tl.SliceLayout(1, SUMS))[:, None]
+        q.store(sums.to(DTYPE))
+        fence_async_shared()
+        row = block * ROWS + part * PART
+        tma.async_copy_shared_to_global(dout, [item // HEADS, item % HEADS, row, 0], sq.index(part))
+        tma.store_wait(0)
+        mbarrier.arrive(q_free)
 '''
