@@ -22,7 +22,7 @@ from strata.backends.triton.codegen.render import Rendered, TritonProgram, finis
 from strata.backends.triton.codegen.scalars import decoded, dot, encoded
 from strata.backends.triton.codegen.specialised import render_specialised, suits_specialised
 from strata.backends.triton.schedules.schedule import AttentionBlocks, known, parse_gpu_schedule, power_of_two
-from strata.backends.triton.schedules.winners import has_winners, winner
+from strata.backends.triton.schedules.winners import winner
 from strata.backends.triton.target import Gpu
 from strata.core import Dim, DType, TensorType, bf16, bool_, dim_max, f16, f32, i32, i64
 from strata.kernel import Buffer, Kernel
@@ -75,15 +75,14 @@ def render_attention(node: Node, views: Sequence[Spacing], gpu: Gpu, given: str 
     rows = sizes.queries * group if decodes else known(sizes.queries)
     kind = f"attention {types[0].dtype.bits}{' causal' if op.causal and not decodes else ''}"
     measured = (rows, known(sizes.keys), op.head_dim)
-    found = parse_gpu_schedule(given) if given else winner(gpu, kind, measured)
-    if not decodes and suits_specialised(op, places, starts, types[0].dtype, len(outputs), gpu):
-        if not given and has_winners(f"{kind} specialised", gpu):
-            found = winner(gpu, f"{kind} specialised", measured)
-        if isinstance(found, AttentionBlocks) and found.consumers:
-            return render_specialised(kernel, op, places, starts, types[0].dtype, found)
-    if isinstance(found, AttentionBlocks) and found.consumers:  # asked for where it does not apply
-        found = winner(gpu, kind, measured)
+    suits = not decodes and suits_specialised(op, places, starts, types[0].dtype, len(outputs), gpu)
+    found = parse_gpu_schedule(given) if given else winner(gpu, kind, measured, "none" if suits else "consumers")
     assert isinstance(found, AttentionBlocks)
+    if found.consumers and suits:
+        return render_specialised(kernel, op, places, starts, types[0].dtype, found)
+    if found.consumers:  # asked for where it does not apply
+        found = winner(gpu, kind, measured, "consumers")
+        assert isinstance(found, AttentionBlocks)
     form = AttentionText(kernel, op, places, starts, types, group, fitted(found, rows, sizes.keys, decodes))
     return form.decode() if decodes else form.prefill()
 

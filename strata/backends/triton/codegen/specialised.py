@@ -34,7 +34,7 @@ def suits_specialised(
 ) -> bool:
     """Whether warps can be specialised for an attention: plain scores, rows that the copy engine can bring."""
     plain = op.mask == "none" and op.softcap is None and op.window is None and not op.has_offset and op.scale > 0
-    if (gpu.kind, gpu.arch) != ("cuda", 90) or not plain or dtype not in (f16, bf16) or outputs != 1:
+    if (gpu.kind, gpu.arch) != ("cuda", 90) or not gpu.is_real or not plain or dtype not in (f16, bf16) or outputs != 1:
         return False
     if op.head_dim not in _WIDTHS or places.sizes.value_dim != op.head_dim:
         return False
