@@ -2,8 +2,8 @@
 
 The loading warp has the copy engine (TMA) bring queries, keys and values into shared memory, and runs ahead as far as
 there is room. Each consumer has 64 query rows. While the tensor cores take its products, another consumer works out
-exponentials: barriers (`order`) pass the tensor cores from one to the next. Within a consumer, the scores of a block of
-keys are made while the values of the block before are added up. Keys go from the last block to the first, so that
+exponentials; and within a consumer, the scores of a block of keys are made while the values of the block before are
+added up. Who has the tensor cores when is left to the hardware: barriers that pass them on made it no faster. Keys go from the last block to the first, so that
 blocks with a mask come first. Programs stay: they take block after block of queries, and for causal attention a long
 one and a short one in turn. The bits of a row depend on its keys alone.
 """
@@ -36,6 +36,8 @@ def suits_specialised(
     plain = op.mask == "none" and op.softcap is None and op.window is None and not op.has_offset and op.scale > 0
     if (gpu.kind, gpu.arch) != ("cuda", 90) or not gpu.is_real or not plain or dtype not in (f16, bf16) or outputs != 1:
         return False
+    if op.causal and not _no_more(places.sizes.queries, places.sizes.keys):  # not tried on a card
+        return False
     if op.head_dim not in _WIDTHS or places.sizes.value_dim != op.head_dim:
         return False
     if not all(isinstance(n, int) for n in (places.sizes.queries, places.sizes.keys)):
@@ -44,6 +46,10 @@ def suits_specialised(
     whole = _LINE // dtype.itemsize
     lines = all(isinstance(d, int) and d > 0 and d % whole == 0 for d in steps)
     return lines and places.is_side_by_side and all(isinstance(s, int) and s % whole == 0 for s in starts.values())
+
+
+def _no_more(queries: Dim, keys: Dim) -> bool:
+    return isinstance(queries, int) and isinstance(keys, int) and queries <= keys
 
 
 def render_specialised(
@@ -64,7 +70,7 @@ def render_specialised(
             f"[{at.batch}, {at.head}, {at.row}, 1], [1, 1, {block}, WIDTH], TILE)"
         )
     lines += _SETUP.splitlines()
-    each = [f"(consume_{part}, (dout, {_SHARED}, order, {_SIZES}))" for part in range(blocks.consumers)]
+    each = [f"(consume_{part}, (dout, {_SHARED}, {_SIZES}))" for part in range(blocks.consumers)]
     each.append(f"(produce, (dq, dk, dv, {_SHARED}, {_SIZES}))")
     warps = [4] * (blocks.consumers - 1) + [1]
     registers = [_REGISTERS[blocks.consumers]] * (blocks.consumers - 1) + [_LOADING]
@@ -91,8 +97,8 @@ def _module(op: Any, dtype: DType, blocks: AttentionBlocks) -> str:
     }  # fmt: skip
     head = "".join(f"{name} = tl.constexpr({value})\n" for name, value in constants.items())
     consumers = "".join(
-        f"\n\n@gluon.jit\ndef consume_{part}(dout, {_SHARED}, order, {_SIZES}):\n"
-        f"    consume(dout, {_SHARED}, order, {_SIZES}, {part})\n"
+        f"\n\n@gluon.jit\ndef consume_{part}(dout, {_SHARED}, {_SIZES}):\n"
+        f"    consume(dout, {_SHARED}, {_SIZES}, {part})\n"
         for part in range(blocks.consumers)
     )
     return _IMPORTS + head + _PARTS.replace("SHARED", _SHARED).replace("SIZES", _SIZES) + consumers
@@ -116,16 +122,13 @@ k_ready = tl.allocate_shared_memory(tl.int64, [STAGES, 1], mbarrier.MBarrierLayo
 k_free = tl.allocate_shared_memory(tl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
 v_ready = tl.allocate_shared_memory(tl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
 v_free = tl.allocate_shared_memory(tl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-order = tl.allocate_shared_memory(tl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
 mbarrier.init(q_ready, count=1)
 mbarrier.init(q_free, count=PARTS)
 for stage in tl.static_range(STAGES):
     mbarrier.init(k_ready.index(stage), count=1)
     mbarrier.init(k_free.index(stage), count=PARTS)
     mbarrier.init(v_ready.index(stage), count=1)
-    mbarrier.init(v_free.index(stage), count=PARTS)
-for part in tl.static_range(PARTS):
-    mbarrier.init(order.index(part), count=1)"""
+    mbarrier.init(v_free.index(stage), count=PARTS)"""
 
 _PARTS = '''
 
@@ -212,17 +215,14 @@ def scored(q, sk, k_ready, count):
 
 @gluon.jit
 def step_over(
-    q, sk, sv, k_ready, k_free, v_ready, v_free, mine, other, count, at, first, keys, most, total, sums, weight,
+    q, sk, sv, k_ready, k_free, v_ready, v_free, count, at, first, keys, most, total, sums, weight,
     part: tl.constexpr, is_masked: tl.constexpr,
 ):
     """Scores of one more block of keys, while the values of the block before are added up."""
-    mbarrier.wait(mine, (count & 1) ^ (1 if part == 0 else 0))
     score = scored(q, sk, k_ready, count)
     stage = (count - 1) % STAGES
-    phase = ((count - 1) // STAGES) & 1
-    mbarrier.wait(v_ready.index(stage), phase)
+    mbarrier.wait(v_ready.index(stage), ((count - 1) // STAGES) & 1)
     sums = warpgroup_mma(weight, sv.index(stage).reshape([KEYS, WIDTH]), sums, is_async=True)
-    mbarrier.arrive(other)
     score = warpgroup_mma_wait(1, deps=[score])
     mbarrier.arrive(k_free.index(count % STAGES))
     if is_masked:
@@ -231,7 +231,6 @@ def step_over(
     weights = tl.exp2(score * SCALE - higher[:, None])
     fade = tl.exp2(most - higher)
     total = total * fade + tl.sum(weights, axis=1)
-    mbarrier.wait(v_ready.index(stage), phase)  # long over: keeps the assembler from waiting for the sums any earlier
     sums = warpgroup_mma_wait(0, deps=[sums])
     mbarrier.arrive(v_free.index(stage))
     sums = sums * tl.convert_layout(fade, tl.SliceLayout(1, SUMS))[:, None]
@@ -239,18 +238,14 @@ def step_over(
 
 
 @gluon.jit
-def consume(dout, SHARED, order, SIZES, part: tl.constexpr):
+def consume(dout, SHARED, SIZES, part: tl.constexpr):
     count = 0
-    mine = order.index(part)
-    other = order.index((part + 1) % PARTS)
     q = sq.index(part).reshape([PART, WIDTH])
     for turn in range(turns_of(queries, items)):
         block, item, first, steps, full = place_of(turn, queries, keys)
         sums = tl.zeros([PART, WIDTH], tl.float32, SUMS)
         mbarrier.wait(q_ready, turn & 1)
-        mbarrier.wait(mine, (count & 1) ^ (1 if part == 0 else 0))
         score = scored(q, sk, k_ready, count)
-        mbarrier.arrive(other)
         score = warpgroup_mma_wait(0, deps=[score])
         mbarrier.arrive(k_free.index(count % STAGES))
         score = masked(score, (steps - 1) * KEYS, first, keys, part)
@@ -262,13 +257,13 @@ def consume(dout, SHARED, order, SIZES, part: tl.constexpr):
         if CAUSAL:
             for step in range(1, steps - full):
                 most, total, sums, weight = step_over(
-                    q, sk, sv, k_ready, k_free, v_ready, v_free, mine, other, count, (steps - 1 - step) * KEYS,
+                    q, sk, sv, k_ready, k_free, v_ready, v_free, count, (steps - 1 - step) * KEYS,
                     first, keys, most, total, sums, weight, part, True,
                 )
                 count += 1
         for step in range(0, full):
             most, total, sums, weight = step_over(
-                q, sk, sv, k_ready, k_free, v_ready, v_free, mine, other, count, 0,
+                q, sk, sv, k_ready, k_free, v_ready, v_free, count, 0,
                 first, keys, most, total, sums, weight, part, False,
             )
             count += 1

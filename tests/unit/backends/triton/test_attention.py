@@ -105,7 +105,7 @@ SPECIALISED = "attention 128 x {} warps 4 stages 2 consumers {} persistent {}"
         ((1, 4, 200, 64), (1, 2, 333, 64), False, 128, 3),
         ((1, 4, 300, 64), (1, 1, 300, 64), True, 64, 2),
         ((1, 2, 130, 128), (1, 2, 500, 128), True, 128, 2),
-        ((1, 2, 400, 64), (1, 2, 100, 64), True, 64, 3),
+        ((1, 2, 100, 64), (1, 2, 400, 64), True, 64, 3),
     ],
 )
 def test_specialised_warps_agree_with_numpy(q, kv, causal, keys, consumers):
