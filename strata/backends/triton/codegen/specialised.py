@@ -3,9 +3,9 @@
 The loading warp has the copy engine (TMA) bring queries, keys and values into shared memory, and runs ahead as far as
 there is room. Each consumer has 64 query rows. While the tensor cores take its products, another consumer works out
 exponentials; and within a consumer, the scores of a block of keys are made while the values of the block before are
-added up. Who has the tensor cores when is left to the hardware: barriers that pass them on made it no faster. Keys go from the last block to the first, so that
-blocks with a mask come first. Programs stay: they take block after block of queries, and for causal attention a long
-one and a short one in turn. The bits of a row depend on its keys alone.
+added up. Who has the tensor cores when is left to the hardware: barriers that pass them on made it no faster. Keys go
+from the last block to the first, so that blocks with a mask come first. Programs stay: they take block after block of
+queries, and for causal attention a long one and a short one in turn. The bits of a row depend on its keys alone.
 """
 
 from __future__ import annotations

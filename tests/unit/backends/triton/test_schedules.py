@@ -48,8 +48,8 @@ def test_the_nearest_size_wins():
     gpu = Gpu.named("sm_90")
     assert nearest(gpu, "product 16", (4000, 5000, 4096))[0] == (4096, 4096, 4096)
     assert nearest(gpu, "product 16", (1 << 40, 1 << 14, 1 << 14))[0] == (8192, 8192, 8192)
-    assert "consumers" in nearest(gpu, "attention 16", (4096, 4096, 128))[1]
-    assert nearest(gpu, "attention 16", (4096, 4096, 128), "consumers")[1] == "attention 128 x 64 warps 4 stages 2"
+    assert "descriptors" in nearest(gpu, "product 16", (8192,) * 3)[1]
+    assert "descriptors" not in nearest(gpu, "product 16", (8192,) * 3, "descriptors")[1]
     other = winner(Gpu.named("sm_80"), "product 16", (4096,) * 3)
     assert winner(Gpu.named("gfx942"), "product 16", (4096,) * 3) == other
 
