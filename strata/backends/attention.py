@@ -6,12 +6,15 @@ that a step reads become the numbers that every backend's kernels take.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from strata.core import Dim, TensorType
 from strata.lir import Spacing
 
+DROPPED = -1e9  # the score of a dropped key
+LOG2E = math.log2(math.e)  # scores of exponentials in base 2 are as many times larger
 _VALUES = ("v", "out", "dy", "dv")  # operands whose rows are as wide as values
 
 

@@ -73,3 +73,8 @@ def test_kernels_compile(gpu: str) -> None:
     names = names if gpu == "sm_90" else names[:5]
     report = suite("compile", "--gpu", gpu, *names, interpreted=False)
     assert re.search(rf"^\d+ programs for {gpu}, 0 rejected", report, re.MULTILINE)
+
+
+def test_specialised_attention_compiles_without_spilling() -> None:
+    report = suite(interpreted=False, module="triton_specialised")
+    assert re.search(r"^\d+ attentions with specialised warps, 0 wrong", report, re.MULTILINE)

@@ -145,7 +145,8 @@ def interpreted() -> TritonBackend:
     """A backend whose kernels run in Triton's interpreter, for tests."""
     from strata.backends.triton.launch.interpreter import InterpreterDriver
 
-    return TritonBackend("triton_interpreter", Gpu.named("sm_90"), InterpreterDriver())
+    gpu = replace(Gpu.named("sm_90"), is_real=False)
+    return TritonBackend("triton_interpreter", gpu, InterpreterDriver())
 
 
 class PlannedBackend(TritonBackend):

@@ -16,6 +16,7 @@ class Gpu:
     kind: str
     arch: int | str
     warp: int
+    is_real: bool = True  # not Triton's interpreter, which knows no Gluon
 
     @staticmethod
     def named(name: str) -> Gpu:

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata.backends.attention import AttentionPlaces, HeadStrides
+from strata.backends.attention import DROPPED, LOG2E, AttentionPlaces, HeadStrides
 from strata.backends.triton.codegen.emit import TritonEmitter
-from strata.backends.triton.codegen.render import Rendered, TritonProgram
-from strata.backends.triton.codegen.scalars import decoded, encoded
+from strata.backends.triton.codegen.render import Rendered, TritonProgram, finished
+from strata.backends.triton.codegen.scalars import decoded, dot, encoded
+from strata.backends.triton.codegen.specialised import render_specialised, suits_specialised
 from strata.backends.triton.schedules.schedule import AttentionBlocks, known, parse_gpu_schedule, power_of_two
 from strata.backends.triton.schedules.winners import winner
 from strata.backends.triton.target import Gpu
@@ -30,8 +31,6 @@ from strata.kernel import Buffer, Kernel
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
-DROPPED = -1e9  # the score of a dropped key
-LOG2E = math.log2(math.e)
 _LOWEST = -(2.0**127)  # that maxima begin with, in base 2
 _LEAST = _LOWEST / LOG2E  # scores below, which -inf is not, count as this: in base 2 they would be -inf
 _WIDEST = 256  # elements of a head
@@ -80,8 +79,15 @@ def render_attention(node: Node, views: Sequence[Spacing], gpu: Gpu, given: str 
     decodes = decodes and len(outputs) == 1
     rows = sizes.queries * group if decodes else known(sizes.queries)
     kind = f"attention {types[0].dtype.bits}{' causal' if op.causal and not decodes else ''}"
-    found = parse_gpu_schedule(given) if given else winner(gpu, kind, (rows, known(sizes.keys), op.head_dim))
+    measured = (rows, known(sizes.keys), op.head_dim)
+    suits = not decodes and suits_specialised(op, places, starts, types[0].dtype, len(outputs), gpu)
+    found = parse_gpu_schedule(given) if given else winner(gpu, kind, measured, "none" if suits else "consumers")
     assert isinstance(found, AttentionBlocks)
+    if found.consumers and suits:
+        return render_specialised(kernel, op, places, starts, types[0].dtype, found)
+    if found.consumers:  # asked for where it does not apply
+        found = winner(gpu, kind, measured, "consumers")
+        assert isinstance(found, AttentionBlocks)
     form = AttentionText(kernel, op, places, starts, types, group, fitted(found, rows, sizes.keys, decodes))
     return form.decode() if decodes else form.prefill()
 
@@ -255,11 +261,7 @@ class AttentionText:
     def _program(
         self, e: TritonEmitter, name: str, buffers: tuple[Buffer, ...], grid: tuple[Dim, ...]
     ) -> TritonProgram:
-        lines = [f"    {text} = {text}.to(tl.int64)" for text in e.sizes.values()] + e.lines
-        named = replace(self.kernel, inputs=buffers, outputs=())
-        return TritonProgram(
-            name, named, "\n".join(lines) + "\n", frozenset(e.helpers), buffers, tuple(e.sizes), grid, self.blocks
-        )
+        return finished(e, name, replace(self.kernel, inputs=buffers, outputs=()), buffers, grid)
 
     def _row_mask(self, e: TritonEmitter, count: Dim, block: int) -> str:
         if isinstance(count, int) and count % block == 0:
@@ -434,12 +436,7 @@ class AttentionText:
         return f"tl.load({place}{self._masked(masks)})"
 
     def _dot(self, e: TritonEmitter, left: str, right: str, sums: str) -> str:
-        match self.dtype.name:
-            case "bf16":
-                return f"{e.needs('dot_bf16')}({left}, {right}, {sums})"
-            case "f16":
-                return f"tl.dot({left}, {right}, {sums})"
-        return f'tl.dot({left}, {right}, {sums}, input_precision="ieee")'
+        return dot(left, right, sums, self.dtype, e.needs)
 
     def _store_rows(self, e: TritonEmitter, name: str, head: str, inside: str) -> None:
         at, sizes = self.places.strides[name], self.places.sizes

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata.backends.attention import AttentionPlaces
-from strata.backends.triton.codegen.attention import LOG2E, AttentionText, takes_attention
+from strata.backends.attention import LOG2E, AttentionPlaces
+from strata.backends.triton.codegen.attention import AttentionText, takes_attention
 from strata.backends.triton.codegen.emit import TritonEmitter
 from strata.backends.triton.codegen.render import Rendered, TritonProgram
 from strata.backends.triton.codegen.scalars import decoded, encoded

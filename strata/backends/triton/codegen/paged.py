@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata.backends.triton.codegen.attention import DROPPED, LOG2E
+from strata.backends.attention import DROPPED, LOG2E
 from strata.backends.triton.codegen.emit import TritonEmitter
-from strata.backends.triton.codegen.render import Rendered, TritonProgram
-from strata.backends.triton.codegen.scalars import encoded
+from strata.backends.triton.codegen.render import Rendered, TritonProgram, finished
+from strata.backends.triton.codegen.scalars import dot, encoded
 from strata.backends.triton.schedules.schedule import AttentionBlocks, power_of_two
 from strata.core import Dim, DType, TensorType, bf16, f16, f32
 from strata.kernel import Buffer, Kernel
@@ -206,11 +206,7 @@ class PagedText:
     def _program(
         self, e: TritonEmitter, name: str, buffers: tuple[Buffer, ...], grid: tuple[Dim, ...]
     ) -> TritonProgram:
-        lines = [f"    {text} = {text}.to(tl.int64)" for text in e.sizes.values()] + e.lines
-        named = replace(self.kernel, inputs=buffers, outputs=())
-        return TritonProgram(
-            name, named, "\n".join(lines) + "\n", frozenset(e.helpers), buffers, tuple(e.sizes), grid, self.blocks
-        )
+        return finished(e, name, replace(self.kernel, inputs=buffers, outputs=()), buffers, grid)
 
     def _start(self, e: TritonEmitter, row: str, *, loads_past: bool = True) -> None:
         """Queries, and running values of their rows."""
@@ -244,7 +240,7 @@ class PagedText:
                 e.write(f"fresh_place = (batch * {count} + key - past) * {self.step} + shared * {op.head_dim}")
                 e.write(f"is_new = (key >= past) & (key < past + {count})")
             e.write(f"keys = {self._tile('k', old, new)}")
-            e.write(f"score = {self._dot(e, 'queries', 'tl.trans(keys)', self._zeros())}")
+            e.write(f"score = {dot('queries', 'tl.trans(keys)', self._zeros(), self.dtype, e.needs)}")
             times = op.dense.scale * LOG2E
             if op.softcap is not None:
                 e.write(f"score = {e.needs('tanh_f32')}(score * {op.dense.scale / op.softcap!r})")
@@ -259,7 +255,7 @@ class PagedText:
             e.write("total = total * fade + tl.sum(weight, axis=1)")
             e.write("sums = sums * fade[:, None]")
             e.write(f"values = {self._tile('v', old, new)}")
-            e.write(f"sums = {self._dot(e, encoded('weight', self.dtype, e.needs), 'values', 'sums')}")
+            e.write(f"sums = {dot(encoded('weight', self.dtype, e.needs), 'values', 'sums', self.dtype, e.needs)}")
             e.write("most = higher")
 
     def _tile(self, name: str, old: bool, new: bool) -> str:
@@ -278,14 +274,6 @@ class PagedText:
 
     def _zeros(self) -> str:
         return f"tl.full([{self.blocks.rows}, {self.blocks.keys}], 0.0, tl.float32)"
-
-    def _dot(self, e: TritonEmitter, left: str, right: str, sums: str) -> str:
-        match self.dtype.name:
-            case "bf16":
-                return f"{e.needs('dot_bf16')}({left}, {right}, {sums})"
-            case "f16":
-                return f"tl.dot({left}, {right}, {sums})"
-        return f'tl.dot({left}, {right}, {sums}, input_precision="ieee")'
 
     def _store(self, e: TritonEmitter, row: str, value: str, inside: str) -> None:
         masks = [*([inside] if inside else []), *self._columns()]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from strata.backends.triton.codegen.elements import literal
 from strata.backends.triton.codegen.emit import Lane, TritonEmitter, place_points
-from strata.backends.triton.codegen.scalars import encoded
+from strata.backends.triton.codegen.scalars import dot, encoded
 from strata.backends.triton.schedules.schedule import TritonTiles, fitted_tiles, known, parse_gpu_schedule
 from strata.backends.triton.schedules.winners import has_winners, winner
 from strata.backends.triton.target import Gpu
@@ -328,7 +328,7 @@ def _sums(
                     continue
                 shape = (tiles.rows, tiles.terms) if dim == 1 else (tiles.terms, tiles.columns)
                 made[node, dim] = _factor(e, one, node, dim, shape, start, "" if exact else extent, tiles.terms)
-            e.write(f"{name} = {_dot(e, one.dtype, made[one.left, 1], made[one.right, 0], name)}")
+            e.write(f"{name} = {dot(made[one.left, 1], made[one.right, 0], name, one.dtype, e.needs)}")
     e.values |= {one.node: name for one, name in zip(sums, names, strict=True)}
 
 
@@ -339,18 +339,6 @@ def _loaded(e: TritonEmitter, matrix: str, node: Expr, corner: str, start: str, 
     tile = f"{matrix}.load([{corner}, {start}])" if along else f"{matrix}.load([{start}, {corner}])"
     is_turned = along != (dim == 1)
     return e.name(f"{tile}.T" if is_turned else tile, "tile")
-
-
-def _dot(e: TritonEmitter, dtype: DType, left: str, right: str, sums: str) -> str:
-    match dtype.name:
-        case "bf16":
-            return f"{e.needs('dot_bf16')}({left}, {right}, {sums})"
-        case "i8":
-            return f"tl.dot({left}, {right}, {sums}, out_dtype=tl.int32)"
-        case "f16":
-            return f"tl.dot({left}, {right}, {sums})"
-        case _:
-            return f'tl.dot({left}, {right}, {sums}, input_precision="ieee")'
 
 
 def _factor(

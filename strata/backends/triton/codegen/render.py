@@ -78,6 +78,7 @@ class TritonProgram:
     grid: tuple[Dim, ...]
     schedule: GpuSchedule
     is_guarded: bool = False  # its first argument is a flag; where that is not set, it does nothing
+    gluon: str = ""  # what comes before the function, where it is written in Gluon and not in Triton
 
     def guarded(self) -> TritonProgram:
         """The program behind a flag."""
@@ -95,13 +96,16 @@ class TritonProgram:
 
     def text(self, *, interpreted: bool = False) -> str:
         """A whole module; what Triton's interpreter gets differs in the head and in prelude functions only."""
+        if self.gluon:
+            assert not interpreted, "Gluon has no interpreter"
+            return f"{self.gluon}\n\n{self.function}"
         head = _HEAD + _INTERPRETED_HEAD if interpreted else _HEAD
         function = self.function.replace("tl.range(", "range(") if interpreted else self.function
         return head + prelude(set(self.helpers), interpreted=interpreted) + function
 
     @property
     def function(self) -> str:
-        return f"@triton.jit\ndef {self.name}({', '.join(self.signature)}):\n{self.body}"
+        return f"@{'gluon' if self.gluon else 'triton'}.jit\ndef {self.name}({', '.join(self.signature)}):\n{self.body}"
 
     @property
     def warps(self) -> int:
@@ -305,8 +309,13 @@ def _program(emitter: TritonEmitter, name: str, grid: Sequence[Dim]) -> TritonPr
     read = {n.buffer.name for n in postorder(kernel.roots) if isinstance(n, Load)}
     written = {s.buffer.name for s in kernel.stores}
     buffers = tuple(b for b in kernel.buffers if b.name in read or b.name in written)
-    lines = [f"    {text} = {text}.to(tl.int64)" for text in emitter.sizes.values()] + emitter.lines
-    return TritonProgram(
-        name, kernel, "\n".join(lines) + "\n", frozenset(emitter.helpers), buffers, tuple(emitter.sizes), tuple(grid),
-        emitter.schedule,
-    )  # fmt: skip
+    return finished(emitter, name, kernel, buffers, grid)
+
+
+def finished(
+    e: TritonEmitter, name: str, kernel: Kernel, buffers: tuple[Buffer, ...], grid: Sequence[Dim]
+) -> TritonProgram:
+    """The program that an emitter has written, with arguments in the given order."""
+    lines = [f"    {text} = {text}.to(tl.int64)" for text in e.sizes.values()] + e.lines
+    body = "\n".join(lines) + "\n"
+    return TritonProgram(name, kernel, body, frozenset(e.helpers), buffers, tuple(e.sizes), tuple(grid), e.schedule)

@@ -258,6 +258,19 @@ def decoded(value: str, dtype: DType, needs: Callable[[str], str]) -> str:
     return value if register(dtype) == memory(dtype) else f"{value}.to({register(dtype)})"
 
 
+def dot(left: str, right: str, sums: str, dtype: DType, needs: Callable[[str], str]) -> str:
+    """Two tiles as they lie in memory, multiplied and added to sums: floats in f32, with no bits left out of f32."""
+    match dtype.name:
+        case "bf16":
+            return f"{needs('dot_bf16')}({left}, {right}, {sums})"
+        case "i8":
+            return f"tl.dot({left}, {right}, {sums}, out_dtype=tl.int32)"
+        case "f16":
+            return f"tl.dot({left}, {right}, {sums})"
+        case _:
+            return f'tl.dot({left}, {right}, {sums}, input_precision="ieee")'
+
+
 def _bitcast(call: TritonCall) -> str:
     stored = encoded(call.a, call.dtype, call.needs)
     if call.result.name == "bf16" and call.dtype.name != "bf16":

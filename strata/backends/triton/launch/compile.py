@@ -133,7 +133,12 @@ def run_job(job: CompileJob) -> Any:
     gpu = job.gpu
     function = function_of(waiting(job.text, job.name) if gpu.overlaps else job.text, job.name)
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(job.aligned)}
-    source = triton.compiler.ASTSource(fn=function, signature=job.signature, constexprs={}, attrs=aligned)
+    form = triton.compiler.ASTSource
+    if function.is_gluon():
+        from triton.experimental.gluon import _runtime
+
+        form = _runtime.GluonASTSource
+    source = form(fn=function, signature=job.signature, constexprs={}, attrs=aligned)
     target = GPUTarget(gpu.kind, gpu.arch, gpu.warp)
     try:
         with tempfile.TemporaryDirectory(prefix="strata-triton-") as folder, _cache_folder(folder):

@@ -10,6 +10,7 @@
       … persistent 132                      so many programs take all tiles in turn
     attention 128 x 64 warps 8 stages 3     programs of 128 query rows, 64 keys at a time
       … segment 512                         programs of 512 keys, whose results a second program merges
+      … consumers 2 persistent 132          so many programs, whose warps load or have 64 rows each of two blocks
 
 Sizes of blocks are powers of two. A table of measured winners by size class and card (`winners.json`) chooses those of
 matmuls and attention; other sizes are chosen from extents and from how elements lie in memory. Sizes that are not known
@@ -101,10 +102,13 @@ class AttentionBlocks:
     warps: int = 4
     stages: int = 3
     segment: int = 0
+    consumers: int = 0  # warpgroups of a program with specialised warps
+    persistent: int = 0
 
     def __str__(self) -> str:
         text = f"attention {self.rows} x {self.keys} warps {self.warps} stages {self.stages}"
-        return text + (f" segment {self.segment}" if self.segment else "")
+        text += f" segment {self.segment}" if self.segment else ""
+        return text + (f" consumers {self.consumers} persistent {self.persistent}" if self.consumers else "")
 
 
 GpuSchedule = Lanes | TritonRows | Squares | TritonTiles | AttentionBlocks
@@ -114,7 +118,9 @@ _PATTERNS = (
     (re.compile(rf"lanes {_N} warps {_N}"), Lanes),
     (re.compile(rf"rows {_N} x {_N} warps {_N}(?: stages {_N})?"), TritonRows),
     (re.compile(rf"squares {_N} x {_N} warps {_N}"), Squares),
-    (re.compile(rf"attention {_N} x {_N} warps {_N} stages {_N}(?: segment {_N})?"), AttentionBlocks),
+)
+_ATTENTION = re.compile(
+    rf"attention {_N} x {_N} warps {_N} stages {_N}(?: segment {_N})?(?: consumers ([123]) persistent {_N})?"
 )
 _PRODUCT = re.compile(
     rf"product {_N} x {_N} x {_N} warps {_N} stages {_N}(?: group {_N})?(?: parts {_N})?( descriptors)?"
@@ -130,6 +136,8 @@ def parse_gpu_schedule(text: str) -> GpuSchedule:
             int(rows), int(columns), int(terms), int(warps), int(stages), int(group or 1), int(parts or 1),
             bool(descriptors), int(persistent or 0),
         )  # fmt: skip
+    if found := _ATTENTION.fullmatch(text):
+        return AttentionBlocks(*(int(n or 0) for n in found.groups()))
     for pattern, make in _PATTERNS:
         if found := pattern.fullmatch(text):
             return make(*(int(n) for n in found.groups() if n is not None))

@@ -18,9 +18,9 @@ from strata.backends.triton.target import Gpu
 _MOST = 1 << 18  # larger sizes, and those that are not known, count as this
 
 
-def winner(gpu: Gpu, kind: str, sizes: Sequence[int]) -> GpuSchedule:
-    """The schedule of the measured kernel that is nearest in size."""
-    return parse_gpu_schedule(nearest(gpu, kind, sizes)[1])
+def winner(gpu: Gpu, kind: str, sizes: Sequence[int], without: str = "none") -> GpuSchedule:
+    """The schedule of the measured kernel that is nearest in size, of those that do not say a word."""
+    return parse_gpu_schedule(nearest(gpu, kind, sizes, without)[1])
 
 
 def has_winners(kind: str) -> bool:
@@ -28,7 +28,7 @@ def has_winners(kind: str) -> bool:
     return kind in _tables()["any"]
 
 
-def nearest(gpu: Gpu, kind: str, sizes: Sequence[int]) -> tuple[tuple[int, ...], str]:
+def nearest(gpu: Gpu, kind: str, sizes: Sequence[int], without: str = "none") -> tuple[tuple[int, ...], str]:
     """The sizes that were measured, and what won for them."""
     table = _tables()
     rows = table.get(str(gpu), {}).get(kind) or table["any"][kind]
@@ -36,7 +36,7 @@ def nearest(gpu: Gpu, kind: str, sizes: Sequence[int]) -> tuple[tuple[int, ...],
     def distance(row: tuple[tuple[int, ...], str]) -> float:
         return sum(abs(_scale(a) - _scale(b)) for a, b in zip(sizes, row[0], strict=True))
 
-    return min(rows, key=distance)
+    return min((row for row in rows if without not in row[1].split()), key=distance)
 
 
 def _scale(n: int) -> float:

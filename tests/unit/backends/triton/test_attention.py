@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from strata import ops
@@ -14,9 +15,10 @@ from strata.backends.triton.backend import PlannedBackend
 from strata.backends.triton.codegen.attention import render_attention, takes_attention
 from strata.backends.triton.codegen.render import Rendered
 from strata.backends.triton.target import Gpu
-from strata.core import DType, bf16, f32, f64, i64, sym
+from strata.core import DType, bf16, f16, f32, f64, i64, sym
 from strata.mir import Graph
 from strata.runtime import CompilePipeline
+from tests import fake_gluon
 
 HOPPER = Gpu.named("sm_90")
 
@@ -91,3 +93,48 @@ def test_what_is_not_taken_is_decomposed(dtype: DType, width: int, expected: boo
     )
     assert is_whole is expected
     assert all(s.kernel is not None for s in steps) is not expected
+
+
+SPECIALISED = "attention 128 x {} warps 4 stages 2 consumers {} persistent {}"
+
+
+@pytest.mark.parametrize(
+    ("q", "kv", "causal", "keys", "consumers"),
+    [
+        ((2, 2, 256, 64), (2, 2, 256, 64), False, 64, 2),
+        ((1, 4, 200, 64), (1, 2, 333, 64), False, 128, 3),
+        ((1, 4, 300, 64), (1, 1, 300, 64), True, 64, 2),
+        ((1, 2, 130, 128), (1, 2, 500, 128), True, 128, 2),
+        ((1, 2, 100, 64), (1, 2, 400, 64), True, 64, 3),
+    ],
+)
+def test_specialised_warps_agree_with_numpy(q, kv, causal, keys, consumers):
+    given = SPECIALISED.format(keys, consumers, 3)
+    (step,) = planned(q, kv, f16, causal=causal)
+    (program,) = render_attention(step.nodes[0], step.views, HOPPER, given).programs
+    assert program.gluon
+    rng = np.random.default_rng(0)
+    x, y, z = (rng.standard_normal(shape).astype(np.float16) for shape in (q, kv, kv))
+    out = np.full(q, np.nan, np.float16)
+    fake_gluon.run(program.text(), program.name, 3, [x, y, z, out, fake_gluon.values(q[0])])
+    a, b, c = (np.repeat(v.astype(np.float64), q[1] // v.shape[1], 1) for v in (x, y, z))
+    score = a @ b.swapaxes(-1, -2) / np.sqrt(q[-1])
+    if causal:
+        keep = np.arange(kv[2]) <= np.arange(q[2])[:, None] + max(kv[2] - q[2], 0)
+        score = np.where(keep, score, -np.inf)
+    weight = np.exp(score - score.max(-1, keepdims=True))
+    want = weight / weight.sum(-1, keepdims=True) @ c
+    assert np.abs(out - want).max() < 4e-3
+
+
+def test_specialised_warps_are_for_plain_scores_of_known_sizes():
+    shape = (1, 2, 256, 64)
+    given = SPECIALISED.format(128, 2, 132)
+    cases: list[tuple[tuple[Any, ...], DType, dict[str, Any]]] = [
+        ((1, 2, 256, 32), f16, {}), (shape, f32, {}), (shape, f16, {"softcap": 2.0}),
+        (shape, f16, {"causal": True, "window": 9}), ((1, 2, sym("S", 16), 64), f16, {}),
+    ]  # fmt: skip
+    for size, dtype, options in cases:
+        (program,) = rendered(size, size, dtype, given=given, **options).programs
+        assert not program.gluon
+        assert "consumers" not in str(program.schedule)

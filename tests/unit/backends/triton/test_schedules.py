@@ -19,6 +19,7 @@ TEXTS = [
     "product 64 x 64 x 32 warps 4 stages 3 group 8 parts 2 descriptors persistent 132",
     "attention 128 x 64 warps 8 stages 3",
     "attention 16 x 64 warps 4 stages 3 segment 512",
+    "attention 128 x 128 warps 4 stages 2 consumers 2 persistent 132",
 ]
 
 
@@ -47,6 +48,8 @@ def test_the_nearest_size_wins():
     gpu = Gpu.named("sm_90")
     assert nearest(gpu, "product 16", (4000, 5000, 4096))[0] == (4096, 4096, 4096)
     assert nearest(gpu, "product 16", (1 << 40, 1 << 14, 1 << 14))[0] == (8192, 8192, 8192)
+    assert "descriptors" in nearest(gpu, "product 16", (8192,) * 3)[1]
+    assert "descriptors" not in nearest(gpu, "product 16", (8192,) * 3, "descriptors")[1]
     other = winner(Gpu.named("sm_80"), "product 16", (4096,) * 3)
     assert winner(Gpu.named("gfx942"), "product 16", (4096,) * 3) == other
 
