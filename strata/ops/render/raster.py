@@ -253,7 +253,7 @@ class Composited(Tiled):
         self.check_kind("starts", starts, i32[count + 1])
         self.check_kind("order", order, i64[count])
 
-    def entries(self, ids: np.ndarray, ranges: np.ndarray, count: int) -> list[np.ndarray]:
+    def lists_of(self, ids: np.ndarray, ranges: np.ndarray, count: int) -> list[np.ndarray]:
         """Ids of the splats of every tile. What leads outside the list or the splats is the nearest inside."""
         bounds = np.clip(ranges, 0, len(ids) if count else 0)
         known = np.clip(ids, 0, max(count - 1, 0))
@@ -299,7 +299,7 @@ class SplatRaster(Composited):
 
     def numpy(self, splats: np.ndarray, bounds: Any, background: np.ndarray, *lists: np.ndarray) -> np.ndarray:
         picture = np.empty((self.height, self.width, 4), splats.dtype)
-        for t, ids in enumerate(self.entries(*lists[:2], len(splats))):
+        for t, ids in enumerate(self.lists_of(lists[0], lists[1], len(splats))):
             x, y = self.pixels(t)
             light, through, taken = np.zeros((len(x), 3)), np.ones(len(x)), np.zeros(len(x), int)
             for splat in splats[ids].astype(np.float64):
@@ -365,7 +365,7 @@ class SplatRasterBackward(Composited):
     def numpy(self, splats: np.ndarray, bounds: Any, background: np.ndarray, *others: np.ndarray) -> np.ndarray:
         out, ct = others[5], others[6]
         made = np.zeros(splats.shape)
-        for t, ids in enumerate(self.entries(*others[:2], len(splats))):
+        for t, ids in enumerate(self.lists_of(others[0], others[1], len(splats))):
             x, y = self.pixels(t)
             g, ga = ct[y, x, :3].astype(np.float64), ct[y, x, 3].astype(np.float64)
             behind = g @ background.astype(np.float64) - ga
