@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from strata.errors import StrataError
+from strata.torch.attention import remember
 from strata.torch.convert import convert
 from strata.torch.options import TorchOptions
 from strata.torch.program import compile_graph
@@ -27,6 +28,7 @@ def run_split(
         def is_node_supported(self, submodules: Any, node: fx.Node) -> bool:
             return node.op == "call_function" and node not in unsupported and not _is_plain_size(node)
 
+    unsupported = {**unsupported, **{made: why for n, why in unsupported.items() for made in remember(n)}}
     parts = CapabilityBasedPartitioner(gm, Supported(), allows_single_node_partition=True)
     split = parts.fuse_partitions(parts.propose_partitions())
     for name, part in list(split.named_children()):
@@ -34,15 +36,24 @@ def run_split(
             continue
         made = convert(part, "torch_part")
         if made.unsupported:
-            continue  # runs in torch as it is
+            _leave(part)
+            continue
         try:
             program = compile_graph(made, options.session(made.place), report)
         except StrataError as error:
             report.stay(dict.fromkeys((n for n in part.graph.nodes if n.op == "call_function"), str(error)))
+            _leave(part)
             continue
         setattr(split, name, _Ours(program, _is_single(part)))
     split.recompile()
     return _Timed(split, report)
+
+
+def _leave(part: fx.GraphModule) -> None:
+    """A part that torch runs as it is."""
+    for node in list(part.graph.nodes):
+        remember(node)
+    part.recompile()
 
 
 def _is_plain_size(node: fx.Node) -> bool:
