@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from strata.arguments import untouched
 from strata.errors import StrataError
+from strata.torch.attention import forget
 from strata.torch.convert import Conversion, convert
 from strata.torch.meanwhile import Meanwhile, shown
 from strata.torch.options import TorchOptions
@@ -57,12 +58,8 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
     makes them again where it needs them."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    for node in joint.graph.find_nodes(op="call_function", target=backward):
-        output, sums = node.args[4], node.args[5]
-        if isinstance(sums, fx.Node) and isinstance(output, fx.Node):
-            node.update_arg(5, node.args[1])  # any tensor will do: the rule reads neither of the two
-            node.update_arg(4, node.args[1])
+    for node in joint.graph.nodes:
+        forget(node)
     return min_cut_rematerialization_partition(joint, inputs, **options)
 
 

@@ -262,7 +262,7 @@ class _Walk:
                 raise Unsupported(f"a tensor that is not dense, or not in this memory: {kept.layout}, {kept.device}")
             return self.sizes.type(kept)
         if isinstance(kept, (tuple, list)):
-            return tuple(None if k is None else self._kind(k) for k in kept)
+            return tuple(None if k is None or isinstance(k, (int, torch.SymInt)) else self._kind(k) for k in kept)
         if kept is None:
             return None
         raise Unsupported(f"a result that is a {type(kept).__name__}")

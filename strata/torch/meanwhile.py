@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from strata.core import call_in_children, new_lock
+from strata.torch.attention import remember
 from strata.torch.reports import GraphReport
 
 Program = Callable[[list[Any]], Any]
@@ -62,6 +63,8 @@ class Meanwhile:
     def __init__(self, gm: fx.GraphModule, make: Callable[[], Program], report: GraphReport) -> None:
         copied = fx.Graph()
         copied.output(copied.graph_copy(gm.graph, {}))
+        for node in list(copied.nodes):
+            remember(node)
         self._eager = fx.GraphModule(gm, copied)  # making the program may take the other one apart
         self._make, self._program = make, None
         self.report = report

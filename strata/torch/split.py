@@ -10,10 +10,13 @@ import torch
 from torch import fx
 
 from strata.errors import StrataError
+from strata.torch.attention import remember
 from strata.torch.convert import convert
 from strata.torch.options import TorchOptions
 from strata.torch.program import compile_graph
 from strata.torch.reports import GraphReport
+from strata.torch.strides import lay_inputs
+from strata.torch.symbols import SymbolNodes, give_symbols
 
 
 def run_split(
@@ -27,22 +30,42 @@ def run_split(
         def is_node_supported(self, submodules: Any, node: fx.Node) -> bool:
             return node.op == "call_function" and node not in unsupported and not _is_plain_size(node)
 
+    unsupported = {**unsupported, **{made: why for n, why in unsupported.items() for made in remember(n)}}
     parts = CapabilityBasedPartitioner(gm, Supported(), allows_single_node_partition=True)
     split = parts.fuse_partitions(parts.propose_partitions())
-    for name, part in list(split.named_children()):
-        if not isinstance(part, fx.GraphModule) or not name.startswith("fused_"):
-            continue
-        made = convert(part, "torch_part")
-        if made.unsupported:
-            continue  # runs in torch as it is
-        try:
-            program = compile_graph(made, options.session(made.place), report)
-        except StrataError as error:
-            report.stay(dict.fromkeys((n for n in part.graph.nodes if n.op == "call_function"), str(error)))
-            continue
-        setattr(split, name, _Ours(program, _is_single(part)))
+    known = SymbolNodes(split.graph)
+    for node in list(split.graph.nodes):
+        part = getattr(split, str(node.target)) if node.op == "call_module" else None
+        if isinstance(part, fx.GraphModule) and str(node.target).startswith("fused_"):
+            program = _compiled(node, part, known, options, report)
+            if program is not None:
+                setattr(split, str(node.target), _Ours(program, _is_single(part)))
+        known.note(node)
+    ours = {name for name, part in split.named_children() if isinstance(part, _Ours)}
+    lay_inputs(split, lambda node: node.op == "call_module" and node.target in ours)
     split.recompile()
     return _Timed(split, report)
+
+
+def _compiled(
+    node: fx.Node, part: fx.GraphModule, known: SymbolNodes, options: TorchOptions, report: GraphReport
+) -> Any:
+    """The program of a part, which a node of the whole calls; None where it stays in torch after all."""
+    lost = give_symbols(node, part, known)
+    why = f"no argument tells the sizes {', '.join(lost)}" if lost else ""
+    if not why:
+        made = convert(part, "torch_part")
+        why = next(iter(made.unsupported.values()), "")
+    if not why:
+        try:
+            return compile_graph(made, options.session(made.place), report)
+        except StrataError as error:
+            why = str(error).splitlines()[0]
+    report.stay(dict.fromkeys((n for n in part.graph.nodes if n.op == "call_function"), why))
+    for n in list(part.graph.nodes):
+        remember(n)
+    part.recompile()
+    return None
 
 
 def _is_plain_size(node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions, pools, norms, softmax, attention, resizing."""
+"""Matrix products, convolutions, pools, norms, softmax, resizing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strata.core import TensorType, dim_prod, i64
 from strata.mir import METHODS, Value, constant
 from strata.torch.aten.backward import derivative
 from strata.torch.aten.promotion import floating, value
-from strata.torch.table import Later, Unsupported, aten
+from strata.torch.table import Unsupported, aten
 
 # ------------------------------------------------------------------------------------------------------------ products
 
@@ -389,58 +389,6 @@ def safe_softmax(out: TensorType, x: Value, dim: int, dtype: Any = None) -> Valu
 def log_softmax(out: TensorType, x: Value, dim: int, *args: Any, **options: Any) -> Value:
     x = value(x, out.dtype)
     return ops.log_softmax(x, axis=dim % x.ndim) if x.ndim else ops.full((), 0, out.dtype)
-
-
-# ----------------------------------------------------------------------------------------------------------- attention
-
-
-def _sdpa(q: Value, k: Value, v: Value, causal: bool, mask: Value | None, scale: float | None) -> Value:
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return ops.scaled_dot_product_attention(q, k, v, mask, causal, scale, q.shape[-3] != k.shape[-3])
-
-
-@aten("_scaled_dot_product_flash_attention_for_cpu")
-def attention(
-    out: Any, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
-    attn_mask: Value | None = None, scale: float | None = None,
-) -> Any:  # fmt: skip
-    if dropout_p:
-        raise Unsupported("attention with dropout")
-    y = _sdpa(q, k, v, is_causal, attn_mask, scale)
-    return y, Later(lambda: _log_sums(q, k, is_causal, attn_mask, scale))
-
-
-def _log_sums(q: Value, k: Value, causal: bool, mask: Value | None, scale: float | None) -> Value:
-    """log ∑ exp of the scores of each query."""
-    q, k = floating(q), floating(k)
-    scores = ops.matmul(q, ops.swapaxes(k, -1, -2)) * value(
-        1 / math.sqrt(q.shape[-1]) if scale is None else scale, q.dtype
-    )
-    if mask is not None:
-        scores = scores + value(mask, q.dtype)
-    if causal:
-        shape = (q.shape[-2], k.shape[-2])
-        seen = ops.greater_equal(ops.iota(shape, 0, i64), ops.iota(shape, 1, i64))
-        scores = ops.where(seen, scores, value(-math.inf, q.dtype))
-    return ops.logsumexp(scores, axis=-1)
-
-
-@aten("_scaled_dot_product_flash_attention_for_cpu_backward")
-def attention_backward(
-    out: Any, ct: Value, q: Value, k: Value, v: Value, y: Any, lse: Any, dropout_p: float, is_causal: bool, *,
-    attn_mask: Value | None = None, scale: float | None = None,
-) -> Any:  # fmt: skip
-    return tuple(derivative([_sdpa(q, k, v, is_causal, attn_mask, scale)], [ct], [q, k, v]))
-
-
-@aten("scaled_dot_product_attention")
-def sdpa(
-    out: TensorType, q: Value, k: Value, v: Value, attn_mask: Value | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-) -> Value:  # fmt: skip
-    if dropout_p:
-        raise Unsupported("attention with dropout")
-    return _sdpa(q, k, v, is_causal, attn_mask, scale)
 
 
 # ------------------------------------------------------------------------------------------------------------ resizing
