@@ -82,6 +82,19 @@ class Shared:
         self.array[...] = x
 
 
+class Pointer:
+    """The address of an array's elements."""
+
+    def __init__(self, array: np.ndarray, place: Any = 0) -> None:
+        self.array, self.place = array, place
+
+    def __add__(self, step: Any) -> Pointer:
+        return Pointer(self.array, self.place + step)
+
+    def store(self, x: np.ndarray, mask: np.ndarray) -> None:
+        self.array.reshape(-1)[np.asarray(self.place)[mask]] = x[mask]
+
+
 class Later:
     """A product that is taken when it is waited for."""
 
@@ -155,7 +168,8 @@ class World:
             num_programs=lambda _: self.programs, float32=np.float32, float16=np.float16, int64=np.int64,
             int32=np.int32, bfloat16=np.float32, warp_specialize=self.specialise, allocate_shared_memory=self.allocate,
             where=lambda c, a, b: values(np.where(c, a, b)), maximum=np.maximum, minimum=np.minimum,
-            max=lambda x, axis: x.max(axis), sum=lambda x, axis: x.sum(axis), exp2=np.exp2,
+            max=lambda x, axis: x.max(axis), sum=lambda x, axis: x.sum(axis), exp2=np.exp2, log2=np.log2,
+            store=Pointer.store,
             arange=lambda a, b, _: values(np.arange(a, b)), zeros=lambda shape, t, _: values(np.zeros(shape, t)),
             convert_layout=lambda x, _: x, SliceLayout=_nothing, DotOperandLayout=_nothing,
             NVMMASharedLayout=_nothing, NVMMADistributedLayout=_nothing,

@@ -15,6 +15,7 @@ from strata.lir import Spacing
 
 DROPPED = -1e9  # the score of a dropped key
 LOG2E = math.log2(math.e)  # scores of exponentials in base 2 are as many times larger
+LOWEST = -(2.0**127)  # that maxima begin with where keys score -inf, in base 2
 _VALUES = ("v", "out", "dy", "dv")  # operands whose rows are as wide as values
 
 

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strata.backends.attention import DROPPED, LOG2E, AttentionPlaces, HeadStrides
+from strata.backends.attention import DROPPED, LOG2E, LOWEST, AttentionPlaces, HeadStrides
+from strata.backends.triton.codegen.elements import literal
 from strata.backends.triton.codegen.emit import TritonEmitter
 from strata.backends.triton.codegen.render import Rendered, TritonProgram, finished
 from strata.backends.triton.codegen.scalars import decoded, dot, encoded
@@ -31,8 +32,7 @@ from strata.kernel import Buffer, Kernel
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
-_LOWEST = -(2.0**127)  # that maxima begin with, in base 2
-_LEAST = _LOWEST / LOG2E  # scores below, which -inf is not, count as this: in base 2 they would be -inf
+_LEAST = LOWEST / LOG2E  # scores below, which -inf is not, count as this: in base 2 they would be -inf
 _WIDEST = 256  # elements of a head
 _FEW_QUERIES = 16  # that are a decode
 _FEW_ROWS = 64  # of all heads that share a key head
@@ -80,7 +80,7 @@ def render_attention(node: Node, views: Sequence[Spacing], gpu: Gpu, given: str 
     rows = sizes.queries * group if decodes else known(sizes.queries)
     kind = f"attention {types[0].dtype.bits}{' causal' if op.causal and not decodes else ''}"
     measured = (rows, known(sizes.keys), op.head_dim)
-    suits = not decodes and suits_specialised(op, places, starts, types[0].dtype, len(outputs), gpu)
+    suits = not decodes and suits_specialised(op, places, starts, types[0].dtype, gpu)
     found = parse_gpu_schedule(given) if given else winner(gpu, kind, measured, "none" if suits else "consumers")
     assert isinstance(found, AttentionBlocks)
     if found.consumers and suits:
@@ -292,7 +292,7 @@ class AttentionText:
         place = f"{self._at(e, 'q', head)} + {self._times(e, 'query[:, None]', at.row, sizes.queries)}"
         place += f" + {self._times(e, 'dim[None, :]', at.element, op.head_dim)}"
         e.write(f"queries = tl.load({place}{self._masked(masks)})")
-        lowest = 'float("-inf")' if self.op.dropped is None else repr(_LOWEST)
+        lowest = 'float("-inf")' if self.op.dropped is None else repr(LOWEST)
         e.write(f"most = tl.full([{self.blocks.rows}], {lowest}, tl.float32)")
         e.write(f"total = tl.full([{self.blocks.rows}], 0.0, tl.float32)")
         e.write(f"sums = tl.full([{self.blocks.rows}, {self.value_width}], 0.0, tl.float32)")
@@ -379,14 +379,14 @@ class AttentionText:
         """The scale goes into the exponent, with one multiply-add for each score."""
         scale = self.op.scale * LOG2E
         if near:
-            e.write(f"score = tl.where({near}, score, {_number(self.op.dropped_score / self.op.scale)})")
+            e.write(f"score = tl.where({near}, score, {literal(self.op.dropped_score / self.op.scale, f32)})")
         if bound:
             e.write(f'score = tl.where({bound}, score, float("-inf"))')
         e.write(f"higher = tl.maximum(most, tl.max(score, axis=1) * {scale!r})")
         e.write(f"weight = tl.exp2(score * {scale!r} - higher[:, None])")
 
     def _score(self, e: TritonEmitter, bound: str, near: str, inside: str) -> None:
-        op, dropped = self.op, _number(self.op.dropped_score)
+        op, dropped = self.op, literal(self.op.dropped_score, f32)
         e.write(f"score = score * {op.scale!r}")
         if op.softcap is not None:
             e.write(f"score = {e.needs('tanh_f32')}(score * {1 / op.softcap!r}) * {op.softcap!r}")
@@ -446,7 +446,3 @@ class AttentionText:
         place = f"{self._at(e, name, head)} + {self._times(e, 'query[:, None]', at.row, sizes.queries)}"
         mask = f", mask={' & '.join(masks)}" if masks else ""
         e.write(f"tl.store({place} + column[None, :], {encoded('sums', self.dtype, e.needs)}{mask})")
-
-
-def _number(value: float) -> str:
-    return 'float("-inf")' if value == -math.inf else repr(value)

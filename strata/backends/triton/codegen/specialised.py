@@ -5,7 +5,8 @@ there is room. Each consumer has 64 query rows. While the tensor cores take its 
 exponentials; and within a consumer, the scores of a block of keys are made while the values of the block before are
 added up. Who has the tensor cores when is left to the hardware: barriers that pass them on made it no faster. Keys go
 from the last block to the first, so that blocks with a mask come first. Programs stay: they take block after block of
-queries, and for causal attention a long one and a short one in turn. The bits of a row depend on its keys alone.
+queries, and for causal attention a long one and a short one in turn. Queries of the next block are on their way, and
+results of the last one too, while a block is worked on. The bits of a row depend on its keys alone.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from strata.backends.attention import DROPPED, LOG2E, AttentionPlaces
+from strata.backends.attention import LOG2E, LOWEST, AttentionPlaces
+from strata.backends.triton.codegen.elements import literal
 from strata.backends.triton.codegen.render import Rendered, TritonProgram
 from strata.backends.triton.schedules.schedule import AttentionBlocks
 from strata.backends.triton.target import Gpu
-from strata.core import Dim, DType, bf16, f16
+from strata.core import Dim, DType, bf16, f16, f32
 from strata.kernel import Kernel
 
 PART = 64  # query rows of a consumer: those of one instruction
@@ -27,17 +29,15 @@ _REGISTERS = {1: 240, 2: 240, 3: 160}  # of a thread, by consumers
 _LOADING = 24  # registers of a thread that only loads
 _SHARED = "sq, sk, sv, q_ready, q_free, k_ready, k_free, v_ready, v_free"
 _SIZES = "queries, keys, items"
+_QUEUED = 2  # blocks of queries in shared memory
 
 
-def suits_specialised(
-    op: Any, places: AttentionPlaces, starts: dict[str, Dim], dtype: DType, outputs: int, gpu: Gpu
-) -> bool:
+def suits_specialised(op: Any, places: AttentionPlaces, starts: dict[str, Dim], dtype: DType, gpu: Gpu) -> bool:
     """Whether warps can be specialised for an attention: plain scores, rows that the copy engine can bring."""
     plain = op.mask == "none" and op.softcap is None and op.window is None and not op.has_offset and op.scale > 0
-    plain = plain and (op.dropped is None or not op.causal)
-    if (gpu.kind, gpu.arch) != ("cuda", 90) or not gpu.is_real or not plain or dtype not in (f16, bf16) or outputs != 1:
+    if (gpu.kind, gpu.arch) != ("cuda", 90) or not gpu.is_real or not plain or dtype not in (f16, bf16):
         return False
-    if op.causal and not _no_more(places.sizes.queries, places.sizes.keys):  # not tried on a card
+    if op.causal and not _no_more(places.sizes.queries, places.sizes.keys):  # rows may keep no key
         return False
     if op.head_dim not in _WIDTHS or places.sizes.value_dim != op.head_dim:
         return False
@@ -71,7 +71,8 @@ def render_specialised(
             f"[{at.batch}, {at.head}, {at.row}, 1], [1, 1, {block}, WIDTH], TILE)"
         )
     lines += _SETUP.splitlines()
-    each = [f"(consume_{part}, (dout, {_SHARED}, {_SIZES}))" for part in range(blocks.consumers)]
+    results = _results(kernel)
+    each = [f"(consume_{part}, ({results}, {_SHARED}, {_SIZES}))" for part in range(blocks.consumers)]
     each.append(f"(produce, (dq, dk, dv, {_SHARED}, {_SIZES}))")
     warps = [4] * (blocks.consumers - 1) + [1]
     registers = [_REGISTERS[blocks.consumers]] * (blocks.consumers - 1) + [_LOADING]
@@ -80,29 +81,36 @@ def render_specialised(
     grid = blocks.persistent
     program = TritonProgram(
         "attention", replace(kernel, inputs=kernel.buffers, outputs=()), body, frozenset(), kernel.buffers,
-        (sizes.batch,), (grid,), blocks, gluon=_module(op, dtype, blocks),
+        (sizes.batch,), (grid,), blocks, gluon=_module(op, dtype, blocks, results),
     )  # fmt: skip
     return Rendered(kernel, (program,), ())
 
 
-def _module(op: Any, dtype: DType, blocks: AttentionBlocks) -> str:
+def _results(kernel: Kernel) -> str:
+    """What consumers write to: by the copy engine, and sums of rows where a backward pass reads them."""
+    return "dout, lse" if len(kernel.outputs) > 1 else "dout"
+
+
+def _module(op: Any, dtype: DType, blocks: AttentionBlocks, results: str) -> str:
     """Everything before the program: constants, and what its warps do."""
     layout = "tl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {}, 16])"
     constants = {
         "PART": PART, "PARTS": blocks.consumers, "ROWS": blocks.rows, "KEYS": blocks.keys, "WIDTH": op.head_dim,
-        "STAGES": blocks.stages, "CAUSAL": bool(op.causal),
+        "STAGES": blocks.stages, "QUEUED": _QUEUED, "CAUSAL": bool(op.causal), "ZEROS": bool(op.zero_rows),
+        "KEEPS": results != "dout", "NATURAL": 1 / LOG2E, "LOWEST": LOWEST,
         "HEADS": op.num_heads, "GROUP": op.num_heads // op.kv_heads, "SCALE": op.scale * LOG2E,
-        "DROPPED": DROPPED / op.scale, "DTYPE": "tl.bfloat16" if dtype is bf16 else "tl.float16",
+        "DROPPED": literal(op.dropped_score / op.scale, f32), "DTYPE": "tl.bfloat16" if dtype is bf16 else "tl.float16",
         "TILE": "tl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)",
         "SCORES": layout.format(blocks.keys), "SUMS": layout.format(op.head_dim),
     }  # fmt: skip
     head = "".join(f"{name} = tl.constexpr({value})\n" for name, value in constants.items())
     consumers = "".join(
-        f"\n\n@gluon.jit\ndef consume_{part}(dout, {_SHARED}, {_SIZES}):\n"
-        f"    consume(dout, {_SHARED}, {_SIZES}, {part})\n"
+        f"\n\n@gluon.jit\ndef consume_{part}({results}, {_SHARED}, {_SIZES}):\n"
+        f"    consume({results}, {_SHARED}, {_SIZES}, {part})\n"
         for part in range(blocks.consumers)
     )
-    return _IMPORTS + head + _PARTS.replace("SHARED", _SHARED).replace("SIZES", _SIZES) + consumers
+    parts = _PARTS.replace("RESULTS", results).replace("SHARED", _SHARED).replace("SIZES", _SIZES)
+    return _IMPORTS + head + parts + consumers
 
 
 _IMPORTS = """import triton
@@ -114,17 +122,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 """
 
-_SETUP = """sq = tl.allocate_shared_memory(DTYPE, [PARTS, 1, 1, PART, WIDTH], TILE)
+_SETUP = """sq = tl.allocate_shared_memory(DTYPE, [QUEUED * PARTS, 1, 1, PART, WIDTH], TILE)
 sk = tl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, WIDTH], TILE)
 sv = tl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, WIDTH], TILE)
-q_ready = tl.allocate_shared_memory(tl.int64, [1], mbarrier.MBarrierLayout())
-q_free = tl.allocate_shared_memory(tl.int64, [1], mbarrier.MBarrierLayout())
+q_ready = tl.allocate_shared_memory(tl.int64, [QUEUED, 1], mbarrier.MBarrierLayout())
+q_free = tl.allocate_shared_memory(tl.int64, [QUEUED, 1], mbarrier.MBarrierLayout())
 k_ready = tl.allocate_shared_memory(tl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
 k_free = tl.allocate_shared_memory(tl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
 v_ready = tl.allocate_shared_memory(tl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
 v_free = tl.allocate_shared_memory(tl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-mbarrier.init(q_ready, count=1)
-mbarrier.init(q_free, count=PARTS)
+for slot in tl.static_range(QUEUED):
+    mbarrier.init(q_ready.index(slot), count=1)
+    mbarrier.init(q_free.index(slot), count=PARTS)
 for stage in tl.static_range(STAGES):
     mbarrier.init(k_ready.index(stage), count=1)
     mbarrier.init(k_free.index(stage), count=PARTS)
@@ -178,11 +187,13 @@ def produce(dq, dk, dv, SHARED, SIZES):
         batch = item // HEADS
         head = item % HEADS
         shared = head // GROUP
-        mbarrier.wait(q_free, (turn & 1) ^ 1)
-        mbarrier.expect(q_ready, ROWS * WIDTH * 2)
+        slot = turn % QUEUED
+        mbarrier.wait(q_free.index(slot), ((turn // QUEUED) & 1) ^ 1)
+        mbarrier.expect(q_ready.index(slot), ROWS * WIDTH * 2)
         for part in tl.static_range(PARTS):
             row = block * ROWS + part * PART
-            tma.async_copy_global_to_shared(dq, [batch, head, row, 0], q_ready, sq.index(part))
+            place = sq.index(slot * PARTS + part)
+            tma.async_copy_global_to_shared(dq, [batch, head, row, 0], q_ready.index(slot), place)
         for step in range(steps):
             stage = count % STAGES
             phase = ((count // STAGES) & 1) ^ 1
@@ -239,22 +250,27 @@ def step_over(
 
 
 @gluon.jit
-def consume(dout, SHARED, SIZES, part: tl.constexpr):
+def consume(RESULTS, SHARED, SIZES, part: tl.constexpr):
     count = 0
-    q = sq.index(part).reshape([PART, WIDTH])
     for turn in range(turns_of(queries, items)):
         block, item, first, steps, full = place_of(turn, queries, keys)
         sums = tl.zeros([PART, WIDTH], tl.float32, SUMS)
-        mbarrier.wait(q_ready, turn & 1)
+        slot = turn % QUEUED
+        place = sq.index(slot * PARTS + part)
+        q = place.reshape([PART, WIDTH])
+        mbarrier.wait(q_ready.index(slot), (turn // QUEUED) & 1)
         score = scored(q, sk, k_ready, count)
         score = warpgroup_mma_wait(0, deps=[score])
         mbarrier.arrive(k_free.index(count % STAGES))
         score = masked(score, (steps - 1) * KEYS, first, keys, part)
-        most = tl.max(score, axis=1) * SCALE
+        most = tl.maximum(tl.max(score, axis=1) * SCALE, LOWEST)
         weights = tl.exp2(score * SCALE - most[:, None])
         total = tl.sum(weights, axis=1)
         weight = tl.convert_layout(weights.to(DTYPE), tl.DotOperandLayout(0, SUMS, 2))
         count += 1
+        if turn > 0:  # results of the turn before have left by now
+            tma.store_wait(0)
+            mbarrier.arrive(q_free.index((turn - 1) % QUEUED))
         if CAUSAL:
             for step in range(1, steps - full):
                 most, total, sums, weight = step_over(
@@ -273,11 +289,15 @@ def consume(dout, SHARED, SIZES, part: tl.constexpr):
         sums = warpgroup_mma(weight, sv.index(stage).reshape([KEYS, WIDTH]), sums, is_async=True)
         sums = warpgroup_mma_wait(0, deps=[sums])
         mbarrier.arrive(v_free.index(stage))
+        row = block * ROWS + part * PART
+        if KEEPS:
+            each = row + tl.arange(0, PART, tl.SliceLayout(1, SCORES))
+            tl.store(lse + (item * queries + each), (most + tl.log2(total)) * NATURAL, mask=each < queries)
+        if ZEROS:
+            total = tl.where(total == 0, 1.0, total)
         sums = sums / tl.convert_layout(total, tl.SliceLayout(1, SUMS))[:, None]
         q.store(sums.to(DTYPE))
         fence_async_shared()
-        row = block * ROWS + part * PART
-        tma.async_copy_shared_to_global(dout, [item // HEADS, item % HEADS, row, 0], sq.index(part))
-        tma.store_wait(0)
-        mbarrier.arrive(q_free)
+        tma.async_copy_shared_to_global(dout, [item // HEADS, item % HEADS, row, 0], place)
+    tma.store_wait(0)
 '''

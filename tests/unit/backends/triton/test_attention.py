@@ -11,11 +11,13 @@ import pytest
 
 from strata import ops
 from strata.backends import register_backend, registry
+from strata.backends.attention import contiguous
 from strata.backends.triton.backend import PlannedBackend
 from strata.backends.triton.codegen.attention import render_attention, takes_attention
 from strata.backends.triton.codegen.render import Rendered
 from strata.backends.triton.target import Gpu
 from strata.core import DType, bf16, f16, f32, f64, i64, sym
+from strata.lir import Spacing
 from strata.mir import Graph
 from strata.runtime import CompilePipeline
 from tests import fake_gluon
@@ -43,7 +45,7 @@ def rendered(*args: Any, given: str = "", **options: Any) -> Rendered:
     (step,) = planned(*args, **options)
     made = render_attention(step.nodes[0], step.views, HOPPER, given)
     for program in made.programs:
-        for interpreted in (False, True):
+        for interpreted in (False,) if program.gluon else (False, True):
             tree = ast.parse(program.text(interpreted=interpreted))
             assert program.name in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
     return made
@@ -127,6 +129,30 @@ def test_specialised_warps_agree_with_numpy(q, kv, causal, keys, consumers):
     assert np.abs(out - want).max() < 4e-3
 
 
+@pytest.mark.parametrize("keys", [300, 389])
+def test_specialised_warps_leave_sums_of_rows_and_drop_by_infinity(keys):
+    register_backend("triton_planned", PlannedBackend(HOPPER))
+    q, kv = (1, 2, 300, 64), (1, 2, keys, 64)
+    g = Graph("attention")
+    inputs = [g.input(name, f16[shape]) for name, shape in (("q", q), ("k", kv), ("v", kv))]
+    fields = {"causal": True, "dropped": -np.inf, "zero_rows": True}
+    g.outputs(*ops.AttentionLse(2, 2, 64, **fields)(*inputs))
+    (node,) = [n for n in g.nodes() if n.op.name == "attention_lse"]
+    views = [Spacing(0, contiguous(x.type.shape)) for x in node.inputs]
+    (program,) = render_attention(node, views, HOPPER, SPECIALISED.format(64, 2, 3)).programs
+    assert program.gluon
+    rng = np.random.default_rng(0)
+    x, y, z = (rng.standard_normal(shape).astype(np.float16) for shape in (q, kv, kv))
+    out, lse = np.full(q, np.nan, np.float16), np.full(q[:3], np.nan, np.float32)
+    arguments = [x, y, z, out, fake_gluon.Pointer(lse), fake_gluon.values(1)]
+    fake_gluon.run(program.text(), program.name, 3, arguments)
+    score = x.astype(np.float64) @ y.astype(np.float64).swapaxes(-1, -2) / 8
+    score = np.where(np.arange(keys) <= np.arange(300)[:, None] + keys - 300, score, -np.inf)
+    level = np.log(np.exp(score).sum(-1))
+    assert np.abs(lse - level).max() < 1e-3
+    assert np.abs(out - np.exp(score - level[..., None]) @ z.astype(np.float64)).max() < 4e-3
+
+
 def test_specialised_warps_are_for_plain_scores_of_known_sizes():
     shape = (1, 2, 256, 64)
     given = SPECIALISED.format(128, 2, 132)
@@ -138,3 +164,41 @@ def test_specialised_warps_are_for_plain_scores_of_known_sizes():
         (program,) = rendered(size, size, dtype, given=given, **options).programs
         assert not program.gluon
         assert "consumers" not in str(program.schedule)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("queries", "keys", "width", "expected"),
+    [
+        (4096, 4096, 128, (2, 2)), (8192, 8192, 128, (2, 2)), (2048, 2048, 128, (2, 2)), (1024, 1024, 128, (2, 2)),
+        (512, 512, 128, (0, 0)), (128, 128, 128, (0, 0)), (128, 4096, 128, (0, 0)), (256, 32768, 128, (0, 0)),
+        (4096, 4096, 64, (3, 0)), (16384, 16384, 64, (3, 0)), (2048, 2048, 64, (0, 0)), (1024, 1024, 64, (0, 0)),
+        (128, 128, 64, (0, 0)), (4096, 2048, 128, (2, 0)), (4096, 4096, 96, (0, 0)), (8, 4096, 128, (0, 0)),
+    ],
+)  # fmt: skip
+def test_long_attention_on_hopper_has_specialised_warps(queries, keys, width, expected, causal):
+    made = rendered((1, 2, queries, width), (1, 2, keys, width), causal=causal)
+    assert made.programs[0].schedule.consumers == expected[causal]
+    assert bool(made.programs[0].gluon) is bool(expected[causal])
+
+
+def test_what_specialised_warps_do_not_suit_keeps_the_plain_winner():
+    plain = "attention 128 x 64 warps 4 stages 2"
+    shape = (1, 2, 4096, 128)
+    for dtype, options, size in ((f16, {"softcap": 2.0}, shape), (bf16, {}, (1, 2, sym("S", 16), 128))):
+        (program,) = rendered(size, size, dtype, **options).programs
+        assert str(program.schedule) == plain
+    (step,) = planned(shape, shape)
+    for name, schedule in (("sm_90", "consumers 2"), ("sm_80", "stages 3"), ("sm_100", "stages 3")):
+        (program,) = render_attention(step.nodes[0], step.views, Gpu.named(name)).programs
+        assert str(program.schedule).partition("persistent")[0].strip().endswith(schedule)
+
+
+def test_explain_names_the_schedule():
+    register_backend("triton_planned", PlannedBackend(HOPPER))
+    shape = bf16[1, 2, 4096, 128]
+    g = Graph("attention")
+    g.outputs(ops.attention(g.input("q", shape), g.input("k", shape), g.input("v", shape), layout="bhsd"))
+    lir = CompilePipeline("triton_planned").compile(g).lir
+    (text,) = PlannedBackend(HOPPER).sources(lir).values()
+    assert "attention 128 x 128 warps 4 stages 2 consumers 2 persistent 132" in text
