@@ -74,15 +74,18 @@ class _Split:
     rest: Dim
 
 
-def split_reductions(kernel: Kernel, limits: SplitLimits = USUAL, *, machine: Machine | None = None) -> Phases:
-    """A normalized kernel as the phases that compute it; with a machine, rounded terms keep their order on it."""
+def split_reductions(
+    kernel: Kernel, limits: SplitLimits = USUAL, *, machine: Machine | None = None, first: int = 0
+) -> Phases:
+    """A normalized kernel as the phases that compute it; with a machine, rounded terms keep their order on it. Scratch
+    is numbered from `first`."""
     phases: list[Kernel] = []
     scratch: list[Buffer] = []
     done: set[Axis] = set()  # of reductions made here, which stay as they are
     while groups := _groups(kernel, limits, machine, done):
         change: dict[Expr, Expr] = {}
         for reduces, split in groups:
-            buffers = [Buffer(f"part{len(scratch) + n}", r.dtype, ()) for n, r in enumerate(reduces)]
+            buffers = [Buffer(f"part{first + len(scratch) + n}", r.dtype, ()) for n, r in enumerate(reduces)]
             made, change_here = _parted(kernel, reduces, split, buffers, f"{kernel.name}_{len(phases)}")
             phases.append(made)
             scratch += made.outputs
@@ -231,7 +234,7 @@ def _with_the_rest(reduce: Reduce, found: Expr, split: _Split, rest: Axis) -> Ex
     return apply("select", better, left, found)
 
 
-def split_terms(form: ContractionForm, parts: int) -> Phases:
+def split_terms(form: ContractionForm, parts: int, *, first: int = 0) -> Phases:
     """A contraction whose sums are made in parts (split-k) of the first axis of their terms, and then added up in the
     order of the parts: where there are few tiles, parts keep a device busy."""
     kernel, (outer, *inner) = form.kernel, form.sums[0].terms
@@ -245,7 +248,7 @@ def split_terms(form: ContractionForm, parts: int) -> Phases:
         place = place * size(a.extent) + a
     stores: list[Store] = []
     change: dict[Expr, Expr] = {}
-    for number, one in enumerate(form.sums):
+    for number, one in enumerate(form.sums, first):
         buffer = Buffer(f"part{number}", one.node.dtype, (dim_prod([a.extent for a in axes]),))
         body: Expr = one.left * one.right
         body = substitute_axes((body,), {outer: part * size(outer.extent // parts) + term})[body]
@@ -260,6 +263,6 @@ def split_terms(form: ContractionForm, parts: int) -> Phases:
         change[one.node] = total
     scratch = tuple(s.buffer for s in stores)
     read = {n.buffer.name for n in postorder([s.value for s in stores]) if isinstance(n, Load)}
-    first = Kernel(f"{kernel.name}_parts", tuple(b for b in kernel.inputs if b.name in read), scratch, tuple(stores))
+    made = Kernel(f"{kernel.name}_parts", tuple(b for b in kernel.inputs if b.name in read), scratch, tuple(stores))
     last = with_nodes(kernel, change)
-    return Phases((first, replace(last, inputs=(*kernel.inputs, *scratch))), scratch)
+    return Phases((made, replace(last, inputs=(*kernel.inputs, *scratch))), scratch)

@@ -162,16 +162,16 @@ def normal_form(kernel: Kernel) -> Kernel:
     return replace(without_complex(device_form(kernel)), schedule=kernel.schedule)
 
 
-def render(kernel: Kernel, gpu: Gpu = HOPPER) -> Rendered:
-    """The programs of a kernel."""
+def render(kernel: Kernel, gpu: Gpu = HOPPER, *, first: int = 0) -> Rendered:
+    """The programs of a kernel, whose scratch is numbered from `first`."""
     normal = normal_form(kernel)
     product = find_product(normal, gpu)
     if product is not None and product.tiles.parts > 1:
-        phases = split_terms(product.form, product.tiles.parts)
+        phases = split_terms(product.form, product.tiles.parts, first=first)
         undivided = replace(product.tiles, parts=1)
-        first = find_product(replace(phases.kernels[0], schedule=str(undivided)), gpu)
-        assert first is not None, "parts of a matmul are matmuls"
-        emitter, grid = emit_contraction(first)
+        summed = find_product(replace(phases.kernels[0], schedule=str(undivided)), gpu)
+        assert summed is not None, "parts of a matmul are matmuls"
+        emitter, grid = emit_contraction(summed)
         return Rendered(
             kernel,
             (_program(emitter, kernel.name, grid), _loops(phases.kernels[1], f"{kernel.name}_1")),
@@ -189,7 +189,7 @@ def render(kernel: Kernel, gpu: Gpu = HOPPER) -> Rendered:
     if scattered is not None:
         emitter, grid = emit_scatter(scattered)
         return Rendered(kernel, (_program(emitter, kernel.name, grid),), ())
-    phases = split_reductions(_with_wide_sums(normal), LIMITS)
+    phases = split_reductions(_with_wide_sums(normal), LIMITS, first=first)
     programs: list[TritonProgram] = []
     for phase in phases.kernels:
         for part in _parts(phase) if phase.stores else ():
@@ -205,8 +205,8 @@ def render_phases(name: str, phases: Phases, gpu: Gpu = HOPPER) -> Rendered:
     read: dict[str, Buffer] = {}
     written: dict[str, Buffer] = {}
     for number, kernel in enumerate(phases.kernels):
-        rendered = render(kernel.renamed(f"{name}_{number}"), gpu)
-        assert inside.isdisjoint(b.name for b in rendered.scratch), "kernels name their scratch by themselves"
+        rendered = render(kernel.renamed(f"{name}_{number}"), gpu, first=len(scratch) - len(phases.scratch))
+        assert inside.isdisjoint(b.name for b in rendered.scratch), "scratch of kernels is numbered on"
         inside |= {b.name for b in rendered.scratch}
         scratch += rendered.scratch
         programs += rendered.programs
