@@ -13,6 +13,13 @@ from strata.backends.base import (
     ProcessorShare,
     ThreadSpread,
 )
-from strata.backends.registry import backend_for, known_backends, planner_for, register_backend
+from strata.backends.registry import (
+    REPLACED,
+    backend_for,
+    known_backends,
+    planner_for,
+    register_backend,
+    registration,
+)
 from strata.backends.resident import HOMES, DeviceArray, DeviceHome, DeviceName, MemoryUse
 from strata.backends.texts import module_text, stablehlo_text

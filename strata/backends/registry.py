@@ -25,6 +25,8 @@ _NEEDS = {  # devices by number, `xla` is `xla:0`, and what they run on: a packa
 }
 _TARGETS = ("metal", "mlx", "rocm", "tpu")  # names that plan: see backends/planned.py
 _made: dict[str, Backend] = {}
+_named = {*_MODULES}  # names that a backend has or had
+REPLACED: list[str] = []  # names that another backend took, in their order
 _lock = new_lock()
 
 
@@ -43,7 +45,15 @@ def register_backend(name: str, backend: Backend) -> None:
     if reason:
         raise OptionError(f"register_backend: takes a name and a backend, got {reason}", code="O413", place=here())
     with _lock:
+        if name in _named and _made.get(name) is not backend:
+            REPLACED.append(name)
+        _named.add(name)
         _made[name] = backend
+
+
+def registration(device: str) -> int:
+    """Which of the backends that had a device's name has it now: part of the key of a program that is kept by name."""
+    return REPLACED.count(device.partition(":")[0])
 
 
 def known_backends() -> list[str]:

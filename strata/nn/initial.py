@@ -13,7 +13,8 @@ class Keys:
     """A stream of keys: `keys = Keys(0); Linear(4, 2, key=next(keys))`."""
 
     def __init__(self, seed: int = 0) -> None:
-        self._root = random.key(seed)
+        random.key(seed)  # refuses what is no seed
+        self._seed = seed  # the key is made where it is used: another device may be the default by then
         self._count = 0
 
     def __iter__(self) -> Keys:
@@ -21,7 +22,7 @@ class Keys:
 
     def __next__(self) -> Tensor:
         self._count += 1
-        made: Tensor = random.fold_in(self._root, self._count).realize()
+        made: Tensor = random.fold_in(random.key(self._seed), self._count).realize()
         return made
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends import HOMES, DeviceArray
+from strata.backends import HOMES, REPLACED, DeviceArray
 from strata.config import Config
 from strata.core import TensorType, TreeDef, taker
 from strata.runtime import USABLE
@@ -40,6 +40,7 @@ class Repeat:
         "_types",
         "_zeros",
         "enter",
+        "replaced",
         "settings",
         "variant",
     )
@@ -66,7 +67,7 @@ class Repeat:
             raise UnlikeError
         self._kinds = list(kinds)
         self._arrays = any(type(x) is np.ndarray for x in inputs)
-        self.settings, self.variant = settings, variant
+        self.settings, self.variant, self.replaced = settings, variant, len(REPLACED)
         self._is_resident = variant.home is not None and not self._fixed and not self._arrays
         self.enter = self._entry(structure) if self._is_resident and variant.kinds and not variant.donated else None
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from strata.arguments import untouched
-from strata.backends import HOMES, DeviceArray, DeviceHome, DeviceName
+from strata.backends import HOMES, REPLACED, DeviceArray, DeviceHome, DeviceName, registration
 from strata.config import Config, config
 from strata.core import (
     ON_MISS,
@@ -95,7 +95,7 @@ class Jitted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         settings = config() if self._repeats else None
         for repeat in self._repeats:
-            if repeat.settings is not settings:
+            if repeat.settings is not settings or repeat.replaced != len(REPLACED):
                 continue
             if repeat.enter is not None:
                 result = repeat.enter(args, kwargs)
@@ -205,7 +205,7 @@ class Jitted:
                 (i, exact(x.value if type(x) is _Static else x)) for i, x in enumerate(leaves) if i not in among
             )
         home, device = (None, "cpu") if not HOMES and settings.device == "cpu" else _where(tensors, settings)
-        where = (device, settings.code_settings, home)
+        where = (device, registration(device), settings.code_settings, home)
         types = tuple([x.type if h is None else h.type for x, h in zip(tensors, handles, strict=True)])
         return _Call(args, kwargs, given, leaves, dynamic, tensors, handles, (shape, types, fixed, where), home, device)
 
@@ -284,7 +284,7 @@ class Jitted:
         if general is None:
             return None
         with self._lock:
-            if general.key not in self.buckets and self._is_full(len(self.buckets)):
+            if (general.key, call.where) not in self.buckets and self._is_full(len(self.buckets)):
                 if self.on_miss == "interpret":
                     self._sharing.put(call.key, None)
                     return (self._interpreted(call),)
@@ -313,19 +313,19 @@ class Jitted:
 
     def _share(self, call: _Call, variant: Variant, general: General | None) -> Variant | tuple[Any]:
         """The variant on a shared program. What would need one program too many is run op by op."""
-        if general is not None and general.key not in self.buckets:
+        if general is not None and (general.key, call.where) not in self.buckets:
             if self.on_miss == "bucket" and not self._has_room():
                 self._sharing.put(call.key, None)
                 return (self._interpreted(call),)
             self._note(call)
-        variant.share(self.buckets, general)
+        variant.share(self.buckets, general, call.where)
         return variant
 
     def _open_form(self, call: _Call, variant: Variant) -> General | None:
         """The program for further shapes: open where calls differ so far or, where that is no program, everywhere."""
         first = None
         for form in variant.open_forms(self._varying(call)):
-            if form.key in self.buckets:
+            if (form.key, call.where) in self.buckets:
                 return form
             first = first or form
         return first
@@ -444,6 +444,11 @@ class _Call:
     @property
     def values(self) -> list[Value]:
         return [x.value for x in self.tensors]
+
+    @property
+    def where(self) -> Any:
+        """The part of the key that says for which device and settings a program is made."""
+        return self.key[-1]
 
 
 class _Static:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends import HOMES, DeviceArray, DeviceHome
+from strata.backends import HOMES, REPLACED, DeviceArray, DeviceHome
 from strata.config import Config, config
 from strata.core import Table, new_lock
 from strata.errors import SymbolError
@@ -93,7 +93,7 @@ def run_values(roots: Sequence[Value], home: DeviceHome | None = None) -> tuple[
                 break
     if home is not None and settings.device != home.name:
         settings = replace(settings, device=str(home.name))
-    key = (plan.key, settings.device, home, settings.code_settings)  # a device may be registered again under its name
+    key = (plan.key, settings.device, home, len(REPLACED), settings.code_settings)
     program = _programs.get(key) if settings.lazy_cache else None
     if program is None:
         program = _kept(key, plan, roots, settings)
@@ -161,7 +161,7 @@ def _make(plan: Outline, roots: Sequence[Value], settings: Config) -> LazyProgra
 def _find_family(program: LazyProgram, plan: Outline, settings: Config) -> None:
     program.general = generalize(plan)
     if program.general is not None:
-        key = (program.general.key, settings.device, settings.code_settings)
+        key = (program.general.key, settings.device, len(REPLACED), settings.code_settings)
         program.family = _families.get_or_make(key, Family)
         program.family.shapes += 1
 

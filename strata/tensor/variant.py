@@ -168,13 +168,13 @@ class Variant:
             code="T218", place=here(), fix="raise max_variants, or on_miss='interpret'",
         )  # fmt: skip
 
-    def share(self, programs: Table[Any, CompiledGraph], general: General | None) -> None:
+    def share(self, programs: Table[Any, CompiledGraph], general: General | None, where: Any) -> None:
         """Run on a program with symbolic sizes, made now if it is the first of its form."""
         program = outline_of(self.graph)
         if general is None:
             raise self._not_shared()
         try:
-            made = programs.get_or_make(general.key, lambda: Session(self.device).compile(general.graph))
+            made = programs.get_or_make((general.key, where), lambda: Session(self.device).compile(general.graph))
         except NEEDS_NUMBERS as error:
             raise self._not_shared() from error
         used = [leaf_name(x) for x in program.leaf_values]

@@ -207,3 +207,15 @@ def test_fixed_attributes_are_those_of_now():
     assert "w" in layer.__tree_flatten__()[0]
     del layer.w
     assert layer.__tree_flatten__()[0] == ()
+
+
+def test_layers_live_on_the_device_of_their_moment_whichever_started_the_stream() -> None:
+    from tests.dry_cuda import dry_cuda
+
+    with dry_cuda("for_a_while"):
+        with st.config.using(device="for_a_while"):
+            nn.manual_seed(3)
+        first = nn.Linear(3, 2).weight
+        assert first.device == "cpu"
+    nn.manual_seed(3)
+    np.testing.assert_array_equal(nn.Linear(3, 2).weight.numpy(), first.numpy())
