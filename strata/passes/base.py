@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from strata.core import Target
+from strata.core import Target, TensorType
 from strata.errors import DTypeError, OptionError, ParseError, ShapeError, UnknownNameError, VerifyError
 from strata.kinds import shown
-from strata.mir import Graph, Value, as_tuple, near, origin_of, verify
+from strata.mir import Graph, Op, Value, as_tuple, field_symbols, near, origin_of, verify
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,16 @@ def _applied(one: Pass, graph: Graph, ctx: PassContext) -> Graph:
     try:
         return one.run(graph, ctx)
     except (DTypeError, ShapeError) as error:
-        if error.applied is None or not all(t.is_static for t in error.applied[1]):
+        if error.applied is None or not _sizes_are_known(*error.applied):
             raise  # of a size that is a symbol, the op says that it wants a number
         raise VerifyError(
             f"pass {one.name} applied an op to what it does not take in @{graph.name}: {error.summary}",
             code="V304", place=error.place, operands=error.operands,
         ) from error  # fmt: skip
+
+
+def _sizes_are_known(op: Op, types: Sequence[TensorType]) -> bool:
+    return all(t.is_static for t in types) and not field_symbols(tuple(op.static_fields().values()))
 
 
 def check_results(one: Pass, before: Graph, after: Graph) -> None:

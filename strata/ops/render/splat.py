@@ -194,9 +194,11 @@ class GaussianSplatRenderBackward(SplatScene):
         scene, ct = inputs[:7], inputs[7]
         picture = GaussianSplatRender(**self.static_fields()).decompose(*scene)
         grads = pullback_once((picture,), (ct,), scene[:6])
-        parts = [zeros(x.shape, x.dtype) if g is None else g for g, x in zip(grads, scene, strict=False)]
+        count = scene[3].shape[0]  # which flat sizes follow from: one that is given may be a number
+        sizes = [count * width for width in (3, 3, 4, 1, 3, 3 * max(self.sh_coefficients, 1))]
         if self.sh_coefficients == 0:
-            parts[5] = zeros((3 * scene[3].shape[0],), ct.dtype)
+            grads = (*grads[:5], None)
+        parts = [zeros((n,), ct.dtype) if g is None else reshape(g, (n,)) for g, n in zip(grads, sizes, strict=True)]
         return concat(parts, 0)
 
     @classmethod

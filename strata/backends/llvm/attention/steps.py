@@ -33,10 +33,10 @@ LEAST_ROWS = 40  # of a block
 
 
 def _accepts(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    """Floats of at least 16 bits, keys that exist, masks of the kernel's types."""
+    """Floats of at least 16 bits, queries and keys that exist, masks of the kernel's types."""
     q, k, v, *extra = types
     sizes = op.sizes(q, k, v)  # type: ignore[attr-defined]
-    if q.dtype not in (f16, bf16, f32, f64) or sizes.keys == 0:
+    if q.dtype not in (f16, bf16, f32, f64) or sizes.queries == 0 or sizes.keys == 0:
         return False
     masked = op.mask != "none"  # type: ignore[attr-defined]
     if masked and extra[0].dtype is not (bool_ if op.mask == "custom" else q.dtype):  # type: ignore[attr-defined]
