@@ -14,7 +14,17 @@ import numpy as np
 
 from strata.errors import FileError
 from strata.models.cached import Slot, kv_slots
-from strata.models.config_values import layer_count, mapping, of_layers, optional_real, real, reals, text, whole
+from strata.models.config_values import (
+    MOST_LAYERS,
+    layer_count,
+    mapping,
+    of_layers,
+    optional_real,
+    real,
+    reals,
+    text,
+    whole,
+)
 from strata.models.weights import Weights, check_layers, check_shapes
 from strata.ops import RopeScaling, rope_frequencies, rope_tables
 
@@ -190,7 +200,7 @@ def _windows(family: str, found: Mapping[str, Any], layers: int) -> tuple[int | 
     if kinds is None and isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return tuple(window if kind == "L" else None for kind in pattern)
     if kinds is None and isinstance(pattern, int) and pattern > 1:
-        return (*[window] * (pattern - 1), None)
+        return (*[window] * (whole(found, "sliding_window_pattern", most=MOST_LAYERS) - 1), None)
     if kinds is None:
         return (window, None) if family == "gemma2" else (window,)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -202,4 +202,5 @@ def labels_of(found: Mapping[str, Any]) -> dict[int, str]:
     names = found.get("id2label")
     if not isinstance(names, dict):
         return {}
-    return {int(k): str(v) for k, v in names.items() if str(k).isascii() and str(k).isdigit()}
+    numbers = {k: str(k) for k in names}
+    return {int(n): str(names[k]) for k, n in numbers.items() if n.isascii() and n.isdigit() and len(n) <= 10}

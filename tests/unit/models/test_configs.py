@@ -15,6 +15,7 @@ from strata.errors import FileError
 from strata.io import save_gguf, save_safetensors
 from strata.models import Decoder
 from strata.models.decoder_config import from_json
+from strata.models.vision.model import labels_of
 from tests.fuzz.mutate.configs import DECODER, ENCODER, GPT2, LONG, MODERN, SHORT, shapes
 from tests.fuzz.mutate.families import sound_models
 from tests.fuzz.mutate.weights import tiny_decoder
@@ -110,6 +111,18 @@ def test_nothing_is_made_for_layers_that_no_weights_back(family: str) -> None:
 def test_habits_of_decoders(key: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(FileError):
         st.load(folder(tmp_path, {**DECODER, key: value}, "llama"), device="reference")
+
+
+def test_a_pattern_of_windows_is_not_longer_than_a_model() -> None:
+    with pytest.raises(FileError, match="sliding_window_pattern = 9223372036854775808"):
+        from_json({**DECODER, "layer_types": None, "sliding_window_pattern": 2**63})
+    assert from_json({**DECODER, "layer_types": None, "sliding_window_pattern": 3}).windows == (8, 8, None)
+
+
+def test_labels_have_numbers_that_can_be_read() -> None:
+    names: dict[str, Any] = {"0": "cat", "x": "dog", "9" * 5000: "owl", "²": "elk", "11": 7}
+    assert labels_of({"id2label": names}) == {0: "cat", 11: "7"}
+    assert labels_of({"id2label": ["cat"]}) == {}
 
 
 @pytest.mark.parametrize(
