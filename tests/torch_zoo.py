@@ -125,6 +125,8 @@ def _vision() -> None:
 
     try:
         import torchvision
+    except ModuleNotFoundError:  # most models do without
+        return
     except RuntimeError:
         for module in [m for m in sys.modules if m.startswith("torchvision")]:
             del sys.modules[module]
@@ -309,6 +311,17 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "convnext": _hugging(
         "ConvNext", {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "image_size": 64}, "image"
+    ),
+    "resnet": _hugging(
+        "ResNet",
+        {
+            "embedding_size": 16,
+            "hidden_sizes": [16, 32, 48, 64],
+            "depths": [1, 1, 1, 1],
+            "layer_type": "basic",
+            "image_size": 64,
+        },
+        "image",
     ),
     "segformer": _hugging(
         "Segformer",

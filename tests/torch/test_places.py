@@ -50,3 +50,26 @@ def test_programs_of_devices_take_and_give_tensors() -> None:
         assert found[1].stride() == f(x, w)[1].stride()
         assert found[2] is x
         w.mul_(2)  # is seen by its version
+
+
+def _inference(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> Any:
+    return torch.ops.aten._native_batch_norm_legit_no_training(x, w, b, mean, var, 0.1, 1e-5)
+
+
+def _legit(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> Any:
+    return torch.ops.aten._native_batch_norm_legit_functional(x, w, b, mean, var, False, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize("norm", [_inference, _legit])
+def test_batch_norm_of_a_gpu_gives_what_it_normalised_with(norm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "DEVICES", ("cpu", "meta"))
+    torch.manual_seed(0)
+    args = [torch.randn(2, 3, 4, 4), *torch.randn(3, 3), torch.rand(3)]
+    made = convert(traced(norm, *(a.to("meta") for a in args)))
+    assert not made.unsupported
+    y, mean, rstd, *kept = CudaProgram(made, st.Session("cpu"))(list(args))
+    x, w, b, m, v = (a.double() for a in args)
+    wanted = torch.nn.functional.batch_norm(x, m, v, w, b)
+    torch.testing.assert_close(y, wanted.float())
+    torch.testing.assert_close((mean, rstd), (args[3], (v + 1e-5).rsqrt().float()))
+    torch.testing.assert_close(kept, [args[3], args[4]][: len(kept)])
