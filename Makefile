@@ -8,10 +8,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 JOBS ?= 2
 COUNT ?= 2000
 
-.PHONY: help demo test check golden bench fuzz torture docs site numerics onnx clean
+.PHONY: help demo test test-all check golden bench fuzz torture docs site numerics onnx clean
 help:
 	@echo "demo    install the core and a few small models, and run strata demo"
-	@echo "test    install .[dev] and run every test on $(JOBS) processes, in a random order that is printed; ORDER repeats it"
+	@echo "test    install .[dev] and run every test on $(JOBS) processes, in a random order that is printed; ORDER repeats it."
+	@echo "        Tests of many cases run a few of them, others each time"
+	@echo "test-all  the same with every case of every test"
 	@echo "check   format, lint, types, layer rule and a few fast tests"
 	@echo "golden  rewrite the expected half of the golden cases; read the diff"
 	@echo "bench   measure against the installed peers"
@@ -62,9 +64,13 @@ demo: $(VENV)/.demo
 	$(BIN)/strata demo --tour
 
 test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) -q --few --random-order$(if $(ORDER),=$(ORDER))
+
+# Tests that are marked `few` with all their cases.
+test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) -q --random-order$(if $(ORDER),=$(ORDER))
 
-# What most changes break first; `make test` runs everything.
+# What most changes break first; `make test` runs every test.
 QUICK := $(addprefix tests/api/test_,layers.py no_environment.py package.py import_time.py) tests/errors \
   tests/cases/test_passes.py $(addprefix tests/unit/,core cache passes lir hir transforms testing test_config.py \
   test_modules.py test_errors.py tensor/test_tensor.py tensor/test_jit.py runtime/test_compiled.py)

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from strata.backends import registry
 from strata.backends.stablehlo import adapter
 from strata.testing import GoldenCase, check_case
+from tests import few
 
 # The default run draws the same examples every time, so that a red test is red for everyone; `make fuzz` explores.
 settings.register_profile("strata", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,16 +41,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run files, and the tests in each, in an order drawn from a seed; a fresh one is printed by default",
     )  # fmt: skip
     group.addoption(
+        "--few", action="store_true",
+        help="of a test that is marked `few`, run so many cases, drawn from the seed of the order or a fresh one",
+    )  # fmt: skip
+    group.addoption(
         "--seed", type=int, default=0, help="changes the random inputs; a failure prints the value to repeat it"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     given: int | None = config.getoption("--random-order")
-    if given is not None:
+    if given is not None or config.getoption("--few"):
         # all processes of a run must collect the same order: the first one draws, and tells the others
         told = getattr(config, "workerinput", {}).get("order")
-        config.stash[_ORDER] = told if told is not None else secrets.randbelow(1 << 31) if given < 0 else given
+        fresh = given is None or given < 0
+        config.stash[_ORDER] = told if told is not None else secrets.randbelow(1 << 31) if fresh else given
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -63,6 +69,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = config.stash.get(_ORDER, None)
     if order is None:
         return
+    if config.getoption("--few"):
+        out = few.left_out(items, order)
+        config.hook.pytest_deselected(items=out)
+        gone = set(out)
+        items[:] = [item for item in items if item not in gone]
     draw = random.Random(order)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -98,7 +109,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if _ORDER in config.stash:
         seed = config.stash[_ORDER]
-        terminalreporter.write_line(f"tests were in a random order: to repeat, pytest --random-order={seed}")
+        again = f"pytest --random-order={seed}{' --few' if config.getoption('--few') else ''}"
+        terminalreporter.write_line(f"tests were in a random order: to repeat, {again}")
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ MADE: dict[str, Callable[[Value], Value]] = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("source", ["u8", "i32", "i64"])
 @pytest.mark.parametrize("name", MADE)
 def test_nothing_is_written_beside_results(name: str, source: str) -> None:
@@ -51,6 +52,7 @@ def test_nothing_is_written_beside_results(name: str, source: str) -> None:
             assert (memory[AROUND + count :] == 1).all(), length
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_samples_stay_inside_their_arrays(device: str) -> None:
     """Some of the catalogue, in another process: what reads past an end dies. All: `python -m …guard_pages`."""

@@ -43,6 +43,7 @@ def check_together(some: Sequence[SampleCase]) -> list[str]:
     return compiled.host_steps
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("names", PARTS, ids=lambda names: f"{names[0]}..{names[-1]}")
 def test_samples(names: list[str]) -> None:
     steps = check_together(list(cases([REGISTRY[name] for name in names])))

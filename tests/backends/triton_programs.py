@@ -14,7 +14,7 @@ import numpy as np
 from strata import ops
 from strata.backends import register_backend
 from strata.backends.triton.backend import interpreted
-from strata.core import bf16, f16, f32, f64, i64, sym
+from strata.core import bf16, f16, f32, f64, i8, i64, sym, u32, u64
 from strata.mir import Graph, Value, evaluate
 from strata.runtime import Session
 from strata.transforms import grad_with_loss
@@ -237,6 +237,16 @@ def sorts_and_running_extremes() -> None:
     exactly(g, {"x": long})
 
 
+def orders_along_any_axis() -> None:
+    """The phases of a sort may be split once more, each with scratch of its own: before the last axis they are."""
+    for dtype in (u64, u32, i8):
+        for shape, axis in (((33, 16), 0), ((5, 15, 15), 1), ((33, 16), 1)):
+            g = Graph("columns")
+            value = g.input("x", dtype[shape])
+            g.outputs(ops.argsort(value, axis=axis), ops.sort(value, axis=axis))
+            exactly(g, {"x": RNG.integers(0, 100, shape).astype(dtype.np)})
+
+
 def exactly(g: Graph, given: dict[str, np.ndarray]) -> None:
     """Nothing runs on the host, and the results have no rounding."""
     compiled = Session(DEVICE).compile(g)
@@ -277,6 +287,7 @@ PROGRAMS: tuple[Callable[[], None], ...] = (
     exponentials_of_long_rows,
     ids_far_and_near,
     sorts_and_running_extremes,
+    orders_along_any_axis,
     transposes_and_windows,
     random_graphs,
 )

@@ -19,6 +19,7 @@ PARTS = 3
 GROUPS = 24  # the names of all cases take seconds to make: a process that runs none of them does without
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_cases(group: int) -> None:
     """Names by a hash of their own: a new case does not move the others."""

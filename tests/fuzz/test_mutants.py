@@ -17,6 +17,7 @@ ENDLESS = 100.0  # seconds of a core: what never ends is found, how fast the res
 COUNTS = {"kernel": 60, "onnx": 150, "config": 120, "graph": 150, "tokenizer": 100, "family": 60}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", FORMATS)
 def test_mutants_are_refused_or_read(name: str) -> None:
     if missing(name):

@@ -80,6 +80,7 @@ def check_open(seed: int, sizes: Sequence[int] | None = None, *, device: str = "
             assert all(map(same_bits, again, results)), f"seed {seed}, n = {n}: {threads} threads\n{graph}"
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("seed", range(24))
 def test_what_is_known_changes_no_bit(seed: int) -> None:
     check_open(seed)
@@ -111,6 +112,7 @@ NORMS = {
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("width", [1, 3, 8, 40])
 @pytest.mark.parametrize("name", NORMS)
 def test_short_rows(name: str, width: int, rng: np.random.Generator) -> None:
@@ -224,6 +226,7 @@ ATTENTIONS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_of_open_heads(name: str, dtype: str, rng: np.random.Generator) -> None:

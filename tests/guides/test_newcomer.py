@@ -69,7 +69,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("tree")
     for folder in ("strata", "docs/guides"):
         shutil.copytree(ROOT / folder, copy / folder)  # with compiled files, which keep their times
-    tests = [f"tests/{name}" for name in ("conftest.py", "groups.py", "source.py", *GENERATED)]
+    tests = [f"tests/{name}" for name in ("conftest.py", "few.py", "groups.py", "source.py", *GENERATED)]
     for name in ("docs/check.py", "pyproject.toml", *tests):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)

@@ -70,6 +70,7 @@ def arrays(
     return first, {"q": q, "k": whole[0], "v": whole[1], "past": at}
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("device", ["cpu", "cpu:avx2", "cpu:baseline"])
 @pytest.mark.parametrize(
     ("dim", "heads", "shared", "fields"),

@@ -202,6 +202,7 @@ def chain_of(link: str, length: int) -> Graph:
     return g.outputs(y, ops.sum(y * 2.0, axis=1))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("link", LINKS)
 def test_a_chain_of_512_fused_steps_compiles_in_linear_time_and_is_right(link: str) -> None:
     """Kernels that were joined are as deep as all of the chain: nothing may recurse along it, or build it anew."""

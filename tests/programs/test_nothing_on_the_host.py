@@ -41,6 +41,7 @@ def check(plans: DryBackend) -> None:
     assert {name: steps for name, steps in plans.compiled if steps} == {}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", test_decoder_vectors.KNOWN)
 def test_decoder_families(name: str, plans: DryBackend, tmp_path: Path) -> None:
     """A prompt, tokens one by one, several at a time; pages where there are some."""
@@ -56,6 +57,7 @@ def test_decoder_families(name: str, plans: DryBackend, tmp_path: Path) -> None:
     check(plans)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", encoder_vectors.FAMILIES)
 def test_encoder_families(name: str, plans: DryBackend, tmp_path: Path) -> None:
     ids, mask = encoder_vectors.batch()
@@ -65,6 +67,7 @@ def test_encoder_families(name: str, plans: DryBackend, tmp_path: Path) -> None:
     check(plans)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", CASES)
 def test_images_speech_and_encoder_decoders(name: str, plans: DryBackend, tmp_path: Path) -> None:
     case = CASES[name]
@@ -111,6 +114,7 @@ TRAINING: dict[str, Callable[[Any], None]] = {
 WITHOUT_TRAINING = {"ocr", "semantic_search", "voice_activity"}  # they load models that are not ours
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TRAINING)
 def test_examples(name: str, plans: DryBackend) -> None:
     with st.config.using(device=DEVICE):
@@ -135,6 +139,7 @@ OPTIMIZERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.__name__)
 def test_optimizers(kind: Any, plans: DryBackend) -> None:
     with st.config.using(device=DEVICE):

@@ -46,6 +46,7 @@ def test_building_is_linear(build):
     assert 8_000 < len(build(10_000).nodes()) < 12_000
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("build", [chain, shared], ids=["chain", "shared"])
 def test_each_stage_is_linear(build, stage):

@@ -52,6 +52,7 @@ def comes_back(case: SampleCase) -> bool:
     return True
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("names", PARTS, ids=lambda names: f"{names[0]}..{names[-1]}")
 def test_samples_make_the_round_trip(names: list[str]) -> None:
     left_out = [c.op.name for c in some_of(names) if not comes_back(c)]
@@ -144,6 +145,7 @@ def agree(got: Sequence[np.ndarray], wanted: Any) -> None:
         np.testing.assert_allclose(one, want, rtol=3e-5, atol=3e-5)
 
 
+@pytest.mark.few(9)
 @needs_jax
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_jax_exports_gives_the_same(name: str) -> None:

@@ -51,6 +51,7 @@ def _numbers() -> Any:
     return np.concatenate([halves, near, rng.normal(size=1003) * 200, edges]).astype(np.float32)
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shift", SHIFTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

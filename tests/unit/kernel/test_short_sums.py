@@ -24,6 +24,7 @@ def rows(kind: str, dtype: DType, width: int) -> Any:
     return k.build()
 
 
+@pytest.mark.few(90)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("width", [2, 3, 5, 8])
 @pytest.mark.parametrize("dtype", [f32, f64, i8, i32, i64], ids=str)

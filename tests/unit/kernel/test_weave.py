@@ -32,6 +32,7 @@ def check(build: Any, wanted: Any, *shapes: tuple[int, ...], dtype: str = "f32",
     np.testing.assert_array_equal(got.reshape(-1), np.asarray(wanted(*arrays)).reshape(-1))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("width", [2, 3, 4, 5, 6, 7, 8, 9])
 def test_channels_change_places(width: int, target: str) -> None:

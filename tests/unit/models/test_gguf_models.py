@@ -45,6 +45,7 @@ def _random_file(path: Path, kind: str, rng: np.random.Generator, *, plain: bool
     save_gguf(path, tensors, metadata | {"llama.attention.layer_norm_rms_epsilon": 1e-5})
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_quantised_weights_give_the_logits_of_what_they_stand_for(tmp_path: Path, kind: str, seed: int) -> None:
     ids = np.arange(20, dtype=np.int32)[None]

@@ -178,6 +178,7 @@ def saved(folder: Path, tensors: dict[str, Any], **more: Any) -> Path:
     return folder
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_are_those_of_the_numbers(layout: str, tmp_path: Path, rng: np.random.Generator) -> None:
     settings, make = LAYOUTS[layout]

@@ -75,6 +75,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize(("x_kind", "w_kind", "zero"), [("u8", "i8", 113), ("u8", "u8", 0), ("i8", "i8", -5)])
 def test_convolutions_are_exact(case: Any, x_kind: str, w_kind: str, zero: int, rng) -> None:

@@ -45,6 +45,7 @@ def build(g: st.Graph, case: dict[str, Any], images: Any) -> tuple[Any, ...]:
     return METHODS[f"conv_transpose{len(size)}d"](x, w, b, **options), x, w, b
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items()))
 def test_as_the_op_says(case: dict[str, Any], rng: np.random.Generator) -> None:
     g = st.Graph("g")

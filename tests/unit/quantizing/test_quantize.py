@@ -50,6 +50,7 @@ def test_perplexity_is_the_exponential_of_the_mean_loss(trained: Decoder) -> Non
     assert found.value < 0.5 * trained.config.vocab  # it has learnt something
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "bound"), [("q4_k", 0.035), ("q6_k", 0.003), ("q8_0", 0.003), ("iq4_xs", 0.05)])
 def test_gguf_files_keep_the_perplexity(trained: Decoder, kind: str, bound: float, tmp_path: Path) -> None:
     stages: set[str] = set()
@@ -70,6 +71,7 @@ def test_gguf_files_keep_the_perplexity(trained: Decoder, kind: str, bound: floa
     assert again.is_quantized
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "bound"), [("int8", 0.01), ("fp8", 0.03), ("int4-awq", 0.1), ("gptq", 0.1)])
 def test_folders_are_read_again(trained: Decoder, kind: str, bound: float, tmp_path: Path) -> None:
     made = st.quantize(trained, format=kind, calibration=TEXTS, context=64, output=tmp_path / "q", group_size=64)

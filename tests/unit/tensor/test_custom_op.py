@@ -186,6 +186,7 @@ def graph_of(text: str, arrays: tuple[np.ndarray, ...], *, symbolic: bool, aroun
     return g.outputs(*((y + y if around else y) for y in outs))
 
 
+@pytest.mark.few(48)
 @pytest.mark.parametrize("around", [False, True], ids=["alone", "fused"])
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("device", ["cpu", "cpu:avx2", "cpu:baseline", "reference"])

@@ -102,6 +102,7 @@ CASES = {
 LAYOUTS = ("bhsd", "bshd")  # one kernel serves both
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [f32, f64, f16, bf16], ids=str)
 def test_against_the_op(case: str, dtype: DType) -> None:
@@ -136,6 +137,7 @@ def check_values(case: str, layout: str, dtype: DType) -> None:
             assert np.allclose(result.astype(np.float64), exact, atol=tolerance), (batch, queries, keys)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("case", "target"), [
     *((case, HOST) for case in [*CASES, "causal-custom"]),
     *((case, target) for case in ("plain", "window-offset", "causal-custom") for target in TARGETS[1:]),
@@ -297,6 +299,7 @@ BACKWARD_CASES = {name: case for name, case in CASES.items() if name not in ("ca
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("case", "dtype", "target"), [
     *((case, f32, HOST) for case in BACKWARD_CASES), ("causal", f64, HOST),
     *(("causal-custom", f32, target) for target in TARGETS[1:]),

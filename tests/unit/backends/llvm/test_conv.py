@@ -151,6 +151,7 @@ def test_which_lines_are_cut() -> None:
     assert cut(28, 1, 1) == cut(28, 2, 2) == cut(4000, 9, 9) == ()
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("case", [c for c in CASES if c[1] // c[-1] % 4 == 0], ids=str)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize(("codes", "fill"), [(u8, 0), (u8, 113), (i8, 0), (i8, -7)], ids=str)
@@ -235,6 +236,7 @@ def test_depthwise(channels: int, dtype: DType) -> None:
         assert np.allclose(result, exact, atol=2e-4 if dtype is f32 else 1e-12)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize(("codes", "fill"), [(u8, 0), (u8, 113), (i8, -7)], ids=str)
 @pytest.mark.parametrize("channels", [1, 33, 96])
@@ -271,6 +273,7 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.few(28)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
 @pytest.mark.parametrize("group", GROUPS, ids=str)

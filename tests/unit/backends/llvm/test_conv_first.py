@@ -95,6 +95,7 @@ def emit(module: IrModule, spec: Planes | Lines) -> str:
     return emit_planes(module, spec, None, "conv")
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("target", LEVELS, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=[f"case{i}" for i in range(len(CASES))])
 def test_kernel(case: tuple, target: Target, rng: np.random.Generator) -> None:
@@ -121,6 +122,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("target", LEVELS, ids=str)
 @pytest.mark.parametrize("case", SMALL, ids=[f"case{i}" for i in range(len(SMALL))])
 def test_planes_of_one_tile(case: tuple, target: Target, rng: np.random.Generator) -> None:
@@ -179,6 +181,7 @@ LONG_LINES = [
 ]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("target", LEVELS, ids=str)
 @pytest.mark.parametrize("case", LONG_LINES, ids=[f"case{i}" for i in range(len(LONG_LINES))])
 def test_lines(case: tuple, target: Target, rng: np.random.Generator) -> None:

@@ -71,6 +71,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 @pytest.mark.parametrize("case", CASES, ids=[f"case{i}" for i in range(len(CASES))])
 def test_against_torch(case: tuple, last: bool, rng: np.random.Generator) -> None:

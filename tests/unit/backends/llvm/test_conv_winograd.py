@@ -96,6 +96,7 @@ KERNEL_CASES = [
 ]
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("target", LEVELS, ids=str)
 @pytest.mark.parametrize("case", KERNEL_CASES, ids=[f"case{i}" for i in range(len(KERNEL_CASES))])
 def test_kernel(case: tuple, target: Target, rng: np.random.Generator) -> None:

@@ -143,6 +143,7 @@ def test_nan_wins_and_first_best_counts() -> None:
         np.testing.assert_array_equal(got, getattr(np, kind)(rows, axis=1))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [f32, f64, f16, i8, u8, i32, i64, bool_])
 def test_places_of_the_best(dtype: DType, target: str) -> None:

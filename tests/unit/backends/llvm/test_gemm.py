@@ -66,6 +66,7 @@ def test_code_for_exact_sizes_only() -> None:
         check(run(plan_contraction(m, n, k, HOST, m_exact=True, n_exact=True), a, b), a, b, f32, f32)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
 @pytest.mark.parametrize("a_unit_k", [True, False])
@@ -92,6 +93,7 @@ def test_b_in_rows_of_batches() -> None:
         check(result, a, factor, f32, f32)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
 @pytest.mark.parametrize("kind", ["plain", "epilogue", "in place"])
@@ -215,6 +217,7 @@ def test_transposes(sizes: tuple[int, int, int], a_transposed: bool, b_transpose
     check(run(spec, a, b), a, b, dtype, dtype)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", [bf16, f16, i8, u8], ids=str)
 def test_narrow_types_in_every_layout(dtype: DType, target: Target) -> None:
@@ -251,6 +254,7 @@ def test_pairs_of_bf16() -> None:
     assert (run(spec, small, np.ones_like(b, bf16.np)) == 0).all()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", [f32, f64, bf16, f16, i8], ids=str)
 def test_a_whose_rows_are_contiguous(dtype: DType, target: Target) -> None:
@@ -265,6 +269,7 @@ def test_a_whose_rows_are_contiguous(dtype: DType, target: Target) -> None:
             assert (result == run(plain, np.ascontiguousarray(a), b)).all()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", [f32, f64, bf16, i8], ids=str)
 def test_chunks_that_are_cut_when_rows_are_known(dtype: DType, target: Target) -> None:
@@ -280,6 +285,7 @@ def test_chunks_that_are_cut_when_rows_are_known(dtype: DType, target: Target) -
     check(run(batches, a, b), a, b, batches.out, batches.accumulator)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", [f32, f64, bf16, f16, i8], ids=str)
 def test_few_rows_have_tiles_of_their_own(dtype: DType, target: Target) -> None:
@@ -336,6 +342,7 @@ def test_batch_of_interleaved_heads() -> None:
     check(out.transpose(0, 2, 1, 3), a, b, f32, f32)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", [bf16, f16, f64, i8, i32], ids=str)
 @pytest.mark.parametrize("packed", [False, True])
@@ -347,6 +354,7 @@ def test_element_types(dtype: DType, packed: bool, target: Target) -> None:
             check(run(spec, a, b), a, b, spec.out, spec.accumulator)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize(("a_type", "b_type"), [(i8, i8), (u8, i8), (i8, u8), (u8, u8)], ids=str)
 @pytest.mark.parametrize("packed", [False, True])
@@ -543,6 +551,7 @@ def test_columns_that_the_output_keeps_apart(native: Any, given: tuple[int, ...]
     assert len(behind) == (width < RUN)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", [f32, f64, bf16, f16], ids=str)
 @pytest.mark.parametrize("form", ["plain", "epilogue", "batches", "shared"])
 def test_few_rows_times_a_matrix_that_lies_transposed(form: str, dtype: DType) -> None:

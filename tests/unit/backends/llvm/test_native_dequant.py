@@ -51,6 +51,7 @@ def test_values(kind: str, n: int, rng: np.random.Generator) -> None:
         assert np.linalg.norm(made.run(x=x)[0] - x @ exact) <= 1e-4 * usual, rows
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_steps_that_are_not_whole(kind: str, target: Target, rng: np.random.Generator) -> None:
@@ -79,6 +80,7 @@ def test_each_element_of_a_block(kind: str, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(made.run(x=x)[0][0], exact[at], rtol=0, atol=2e-5 * np.abs(exact).max())
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("kind", DECODED)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_blocks_that_are_decoded_in_the_cache(kind: str, target: Target, rng: np.random.Generator) -> None:

@@ -63,6 +63,7 @@ def test_cholesky(native: Any, shape: tuple[int, ...], dtype: Any) -> None:
     _close(native(METHODS["cholesky"], a)[0], np.linalg.cholesky(a))
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (3, 50, 20), (70, 1)])
 def test_factors(native: Any, shape: tuple[int, ...], dtype: Any) -> None:

@@ -55,6 +55,7 @@ def _order(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
     return x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
@@ -106,6 +107,7 @@ def test_topk(native: Any, shape: tuple[int, ...], k: int, largest: bool) -> Non
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("shape", "k"), [((20, 700), 1), ((9, 131), 4), ((33, 40), 3), ((2, 3, 300), 16)])
 def test_topk_of_few(native: Any, shape: tuple[int, ...], k: int, dtype: Any) -> None:
@@ -169,6 +171,7 @@ def test_search_in_tables_of_all_lengths(native: Any, side: str, n: int, dtype: 
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.int16])
 @pytest.mark.parametrize("low", [2, 20, 40, 60, 120, 250])
 def test_networks_of_all_lengths(native: Any, low: int, dtype: Any) -> None:

@@ -57,6 +57,7 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.few(36)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("kind", ["max_pool", "min_pool", "sum_pool", "avg_pool"])
 @pytest.mark.parametrize("case", WINDOWS, ids=str)

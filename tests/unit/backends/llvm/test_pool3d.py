@@ -29,6 +29,7 @@ WINDOWS: list[tuple[tuple[int, ...], Any, dict[str, Any]]] = [
 DEVICES = ["cpu", *(f"cpu:{n}" for n in ("avx2", "baseline") if Target.named(n).runs_on(Target.host()))]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["avg", "max"])
 @pytest.mark.parametrize("case", WINDOWS, ids=str)

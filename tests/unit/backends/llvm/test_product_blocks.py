@@ -186,6 +186,7 @@ def results(x: np.ndarray, w: np.ndarray, options: dict[str, Any]) -> Iterator[n
             yield np.moveaxis(np.asarray(found), -1, 1) if last else np.asarray(found)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 def test_bits_of_convolutions(case: Any) -> None:
     channels, sizes, outputs, kernel, options = case
@@ -211,6 +212,7 @@ LONG: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", LONG, ids=str)
 def test_errors_of_long_convolutions(case: Any) -> None:
     torch = pytest.importorskip("torch")

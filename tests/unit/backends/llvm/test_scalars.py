@@ -156,6 +156,7 @@ AWAY = (f16, f32, f64, i32, u8, bool_, c64)
 NAMES = list(dict.fromkeys(name for name, _ in CASES))
 
 
+@pytest.mark.few(68)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_function(name: str, target: str) -> None:
@@ -166,6 +167,7 @@ def test_function(name: str, target: str) -> None:
     check_all((str(dtype), partial(check, dtype)) for dtype in some)
 
 
+@pytest.mark.few(61)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [name for name in NAMES if (name, f32) in CASES or (name, c64) in CASES])
 def test_bits_do_not_depend_on_the_width_of_vectors(name: str, target: str) -> None:
@@ -184,6 +186,7 @@ def check_widths(name: str, dtype: DType, target: str) -> None:
         np.testing.assert_array_equal(np.signbit(other.real[equal]), np.signbit(first.real[equal]))
 
 
+@pytest.mark.few(19)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", ALL_DTYPES)
 def test_cast_to_every_type(source: DType, target: str) -> None:

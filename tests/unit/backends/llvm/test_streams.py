@@ -290,6 +290,7 @@ DELAYED: dict[str, Any] = {  # a kernel, how many inputs it has, and what is don
 }
 
 
+@pytest.mark.few(48)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("columns", [64, 320, 336, 100])  # the last two leave some of a step over: nothing is delayed
 @pytest.mark.parametrize("name", DELAYED)

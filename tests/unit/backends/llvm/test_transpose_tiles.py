@@ -79,6 +79,7 @@ def test_large_transposes_go_past_the_caches() -> None:
     assert any(isinstance(a, NonTemporal) for a in schedule.actions)
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("past", ["", "; nontemporal y"])
 @pytest.mark.parametrize("dtype", [f32, f64, f16, bf16, i8, u8, i32, bool_, c64])

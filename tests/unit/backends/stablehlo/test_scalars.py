@@ -91,6 +91,7 @@ def test_every_function_has_a_row() -> None:
     assert set(ROWS) == set(SCALARS) - {"cast", "bitcast"}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
 def test_functions(dtype: DType) -> None:
     jobs = list(jobs_for(dtype))
@@ -128,6 +129,7 @@ def agrees(name: str, dtype: DType, got: np.generic, wanted: np.generic) -> bool
     return abs(a - b) <= ulps * step
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("source", ALL_DTYPES, ids=str)
 def test_casts(source: DType) -> None:
     given = values_of(source)

@@ -85,6 +85,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("shape", "o", "c", "kernel", "attributes"), CONVOLUTIONS)
 @pytest.mark.parametrize("by_channel", [True, False])
 @pytest.mark.parametrize("kind", [np.uint8, np.int8])
