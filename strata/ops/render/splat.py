@@ -197,7 +197,7 @@ class GaussianSplatRenderBackward(SplatScene):
         count = scene[3].shape[0]  # which flat sizes follow from: one that is given may be a number
         sizes = [count * width for width in (3, 3, 4, 1, 3, 3 * max(self.sh_coefficients, 1))]
         if self.sh_coefficients == 0:
-            grads = (*grads[:5], None)
+            grads = [*grads[:5], None]
         parts = [zeros((n,), ct.dtype) if g is None else reshape(g, (n,)) for g, n in zip(grads, sizes, strict=True)]
         return concat(parts, 0)
 
