@@ -477,8 +477,8 @@ def _lgamma(name: str) -> str:
 """
 
 
-# The logarithm, in base 2, of the normal distribution below -a, as a polynomial of a. Up to 5.5 the distribution is right
-# to 1.3e-7 of its value; beyond, where it is below 1e-8, the polynomial falls faster.
+# The logarithm, in base 2, of the normal distribution below -a, as a polynomial of a. Up to 5.5 the distribution is
+# right to 1.3e-7 of its value; beyond, where it is below 1e-8, the polynomial falls faster.
 _LOG_TAIL = (
     -0.9999998211860657, -1.1511125564575195, -0.4591609537601471, -0.05260408669710159, 0.007166660390794277,
     -0.00016646948643028736, -0.00020456750644370914, 5.589651482296176e-05, -7.62258196118637e-06,
