@@ -1,13 +1,11 @@
 """Rows added where ids say, as in the gradient of an embedding: few of the terms of a row are any but 0.
 
-A program takes the columns of some rows and looks at all ids, many at a time. Where some of them are of its rows, it
-looks at fewer at a time, and adds up what it finds, row by row: a few of them together, and those in the order of the
-ids.
+A program takes the columns of some rows and looks at all ids, many at a time. It counts those that are of its rows, and
+so knows where the next few of them are. What they name is loaded together, and added in the order of the ids.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from strata.backends.triton.codegen.elements import literal, register
@@ -18,8 +16,9 @@ from strata.kernel import Axis, Const, Expr, Kernel, Reduce, Scalar, Store, post
 
 _LEAST = 256  # rows, and ids, from which most terms are not looked at
 _WIDEST = 256  # columns of a program
-_ELEMENTS = 4096  # of a program's sums
-_MANY, _SOME, _FEW = 1024, 128, 16  # ids that are looked at together
+_ROWS, _ELEMENTS = 32, 8192  # of a program's sums, at most
+_MANY = 1024  # ids that are looked at together
+_FEW = 8  # rows that are on their way together
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def emit_scatter(form: ScatteredRows) -> tuple[TritonEmitter, tuple[Dim, ...]]:
     """The body of the function, and how many programs there are."""
     wide = dim_prod([a.extent for a in form.columns])
     columns = power_of_two(known(wide), 1, _WIDEST)
-    rows = min(_FEW, _ELEMENTS // columns)
+    rows = min(_ROWS, _ELEMENTS // columns)
     e = TritonEmitter(form.kernel, Squares(rows, columns), (rows, columns))
     across = (wide + columns - 1) // columns
     e.write("tile = tl.program_id(0)")
@@ -84,43 +83,51 @@ def emit_scatter(form: ScatteredRows) -> tuple[TritonEmitter, tuple[Dim, ...]]:
     kind, zero = register(form.node.dtype), literal(0, form.node.dtype)
     total = e.name(f"tl.full([{rows}, {columns}], {zero}, {kind})", "sum")
     (term,) = form.node.axes
-    count = e.size(term.extent)
-    with ExitStack() as inside:
-        first, last = "0", count
-        for block in (_MANY, _SOME):
-            start = e.fresh("start")
-            e.write(f"for {start} in range({first}, {last}, {block}):")
-            inside.enter_context(e.indented())
-            e.shape = (block,)
-            _, at, mask = _ids(e, form, start, block)
-            found = e.name(f"tl.max({_between(at, low, rows, mask)}.to(tl.int32), axis=0)", "found")
-            first, last = start, f"tl.minimum({start} + {block}, {count}) * {found}"
-        near = e.fresh("near")
-        e.write(f"for {near} in range({first}, {last}, {_FEW}):")
-        inside.enter_context(e.indented())
-        e.shape = (_FEW, columns)
-        lanes, at, mask = _ids(e, form, near, _FEW)
-        here = e.name(_between(at, low, rows, mask), "here")
-        with e.axis(term, Lane(lanes, frozenset((0,)), here)):
-            x = e.value(form.x)
-        found = e.name(f"tl.max(tl.max({here}.to(tl.int32), axis=1), axis=0)", "found")
-        one = e.fresh("one")
-        e.write(f"for {one} in range({low}, ({low} + {rows}) * {found}):")
-        inside.enter_context(e.indented())
-        picked = f"tl.sum(tl.where({here} & ({at} == {one}), {x}, {zero}), axis=0, keep_dims=True).to({kind})"
-        e.write(f"{total} = tl.where({e.axes[form.row].text} == {one}, {total} + {picked}, {total})")
+    count, start, first = e.size(term.extent), e.fresh("start"), e.fresh("first")
+    e.write(f"for {start} in range(0, {count}, {_MANY}):")
+    with e.indented():
+        e.shape = (_MANY,)
+        lanes, at, mask = _ids(e, form, start)
+        here = e.name(f"{_between(at, low, rows, mask)}.to(tl.int32)", "here")
+        found = e.name(f"tl.sum({here}, axis=0)", "found")
+        e.write(f"if {found} > 0:")
+        with e.indented():
+            number = e.name(f"tl.where({here} != 0, tl.cumsum({here}, axis=0) - 1, -1)", "number")
+            slots = e.name(f"tl.arange(0, {_FEW})", "slot")
+            e.write(f"for {first} in range(0, {found}, {_FEW}):")
+            with e.indented():
+                is_next = f"{number}[None, :] == {first} + {slots}[:, None]"
+                terms = e.name(f"tl.min(tl.where({is_next}, {lanes}[None, :], {count}), axis=1)", "term")
+                e.shape = (rows, columns)
+                _add(
+                    e, form, total, [f"tl.min(tl.where({slots} == {i}, {terms}, {count}), axis=0)" for i in range(_FEW)]
+                )
     e.shape = (rows, columns)
     e.values[form.node] = total
     e.store(form.store)
     return e, ((form.row.extent + rows - 1) // rows * across,)
 
 
-def _ids(e: TritonEmitter, form: ScatteredRows, start: str, count: int) -> tuple[str, str, str]:
-    """The numbers of some terms, their ids, and which of them there are, where that is not all."""
+def _add(e: TritonEmitter, form: ScatteredRows, total: str, terms: list[str]) -> None:
+    """What some terms name is added to its rows, one after the other; all of it is loaded before."""
     (term,) = form.node.axes
-    lanes = e.name(f"{start} + {e.spread(f'tl.arange(0, {count})', 0)}", "term")
+    loaded = []
+    for text in terms:
+        place = e.name(text, "term")
+        inside = e.name(f"{place} < {e.size(term.extent)}", "inside")
+        with e.axis(term, Lane(place, frozenset(), inside)):
+            loaded.append((e.value(form.at), e.value(form.x), inside))
+    for at, x, inside in loaded:
+        is_row = f"{inside} & ({e.axes[form.row].text} == {at})"
+        e.write(f"{total} = tl.where({is_row}, {total} + {x}, {total})")
+
+
+def _ids(e: TritonEmitter, form: ScatteredRows, start: str) -> tuple[str, str, str]:
+    """The numbers of many terms, their ids, and which of them there are, where that is not all."""
+    (term,) = form.node.axes
+    lanes = e.name(f"{start} + tl.arange(0, {_MANY})", "term")
     mask = ""
-    if not isinstance(term.extent, int) or term.extent % count:
+    if not isinstance(term.extent, int) or term.extent % _MANY:
         mask = e.name(f"{lanes} < {e.size(term.extent)}", "m")
     with e.axis(term, Lane(lanes, frozenset((0,)), mask)):
         return lanes, e.value(form.at), mask
