@@ -131,7 +131,8 @@ def _split_of(node: Reduce, limits: SplitLimits, machine: Machine | None) -> _Sp
         return None
     body = postorder((node.body,))
     loads = [linear(n.index[0]).terms for n in body if isinstance(n, Load)]
-    along = any(terms.get(axis) == 1 for terms in loads)
+    own = [terms for terms in loads if node.free <= terms.keys()] or loads  # others are read by many lines
+    along = any(terms.get(axis) == 1 for terms in own)
     if not isinstance(axis.extent, int):
         most = bounds(axis.extent)[1]
         if node.free or not along or node.kind in _PLACES or (most is not None and most <= limits.terms):

@@ -308,24 +308,27 @@ class Gelu(Math):
 
 @op("gelu_tanh")
 class GeluTanh(Math):
-    """The tanh approximation of gelu."""
+    """The tanh approximation of gelu, as x * sigmoid(2 u): (1 + tanh u) / 2 would lose digits where u is negative."""
 
     def decompose(self, x: Value) -> Value:
-        return 0.5 * x * (1.0 + tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)))
+        return x * sigmoid(2 * SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x))
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
         return 0.5 * x * (1 + np.tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x**3)))
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
-        t = tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x))
-        inner = SQRT_2_OVER_PI * (1.0 + 3 * GELU_CUBIC * x * x)
-        return (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner,)
+        s = sigmoid(2 * SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x))
+        inner = 2 * SQRT_2_OVER_PI * (1.0 + 3 * GELU_CUBIC * x * x)
+        return (s + x * s * (1.0 - s) * inner,)
 
     def scalar(self, k: KernelBuilder, x: Expr) -> Expr:
-        def c(value: float) -> Expr:
-            return k.const(value, x.dtype)
+        wide = k.cast(x, x.dtype.accumulator)  # constants have its digits
 
-        return c(0.5) * x * (c(1.0) + k.tanh(c(SQRT_2_OVER_PI) * (x + c(GELU_CUBIC) * x * x * x)))
+        def c(value: float) -> Expr:
+            return k.const(value, wide.dtype)
+
+        u = wide + c(GELU_CUBIC) * wide * wide * wide
+        return k.cast(wide * k.sigmoid(c(2 * SQRT_2_OVER_PI) * u), x.dtype)
 
 
 @op("silu")

@@ -374,7 +374,7 @@ def _floats(name: str, bits: int) -> list[str]:
     return 2.0 * atan2_{name}({sqrt_of("1.0 - x")}, {sqrt_of("1.0 + x")})
 """,
         f"""def sigmoid_{name}(x):
-    return {over("1.0", "(1.0 + tl.exp(-x))")}
+    return 1.0 / (1.0 + tl.exp(-x))
 """,
         _gelu(name, wide),
         f"""def mod_{name}(x, y):
