@@ -264,7 +264,7 @@ def _loops(kernel: Kernel, name: str) -> TritonProgram:
         turned = _squares(kernel, name, body, points) if len(points) > 1 and not before else None
         if turned is not None:
             return turned
-        schedule = choose_lanes(total)
+        schedule = choose_lanes(total, max(b.dtype.itemsize for b in kernel.buffers))
         shape = (schedule.points,)
     emitter = TritonEmitter(kernel, schedule, shape)
     if points:

@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from strata.core import Dim, bounds
 from strata.errors import ParseError
 
-POINTS = 1024  # that a program without loops takes
+PROGRAM_BYTES = 4096  # that a program without loops takes of each operand: half of it reached 0.8 of the bandwidth
+POINTS = 1024  # that it takes at least, where there are many
 TILE = 4096  # elements of a block of rows, at most
 WHOLE_ROW = 4096  # terms that are held at once rather than gone through
 STEP = 2048  # terms of a longer loop, at a time
@@ -157,10 +158,12 @@ def power_of_two(n: int, least: int = 1, most: int = 1 << 30) -> int:
     return max(least, min(most, 1 << max(0, n - 1).bit_length()))
 
 
-def choose_lanes(points: Dim) -> Lanes:
+def choose_lanes(points: Dim, itemsize: int = 4) -> Lanes:
     """Small kernels still fill a warp, and give every processor of a GPU something to do."""
-    spread = power_of_two(known(points) // _PROGRAMS, 128, POINTS)
-    return Lanes(power_of_two(known(points), 32, spread))
+    most = max(POINTS, min(2 * POINTS, PROGRAM_BYTES // itemsize))
+    spread = power_of_two(known(points) // _PROGRAMS, 128, most)
+    lanes = power_of_two(known(points), 32, spread)
+    return Lanes(lanes, 8 if lanes > POINTS else 4)
 
 
 def choose_squares(rows: Dim, columns: Dim, itemsize: int = 4) -> Squares | None:
@@ -176,8 +179,8 @@ def choose_rows(points: Dim, terms: Dim, *, along_points: bool) -> TritonRows:
     """Whole rows where they fit a block; where neighbouring points, not terms, lie side by side, more points."""
     count, length = known(points), known(terms)
     if along_points:
-        wide = power_of_two(count, 1, power_of_two(count // 128, 32, 128))
-        block = TritonRows(wide, power_of_two(length, 1, max(16, TILE // wide)))
+        wide = power_of_two(count, 1, max(power_of_two(count // 128, 32, 128), power_of_two(count // 512, 32, 512)))
+        block = TritonRows(wide, power_of_two(length, 1, max(8, TILE // wide)))
         if length > block.terms:
             return replace(block, warps=4 if wide * block.terms > 512 else 2, stages=3)
     elif length <= WHOLE_ROW:
