@@ -18,6 +18,7 @@ from strata.passes import (
     parse_passes,
     run_passes,
 )
+from strata.runtime import CompileOptions, CompilePipeline
 
 
 def spelled(claims, **choices) -> list[str]:
@@ -68,6 +69,19 @@ def test_claims_gate_layouts():
 def test_without_fusion():
     first, taken_apart = ["inline_scan", "simplify", "fold"], ["separate_pools", "decompose", "check_indices"]
     assert spelled((), fusion=False) == [*first, *taken_apart, "simplify", "fold", "split_barriers"]
+
+
+def test_passes_that_are_named_are_the_only_ones():
+    """Control flow and contractions made simple, nothing else, and each op a kernel."""
+    g = Graph("g")
+    x, w = g.input("x", (4, 8)), g.param("w", (8, 8))
+    product = ops.dot_general(x, w, ((1,), (0,)))
+    g.outputs(ops.gelu(ops.cond(ops.sum(x) > 0, lambda a: a + 1, lambda a: a - 1, product)))
+    options = CompileOptions(fusion=False, passes="lower_control_flow, decompose")
+    result = CompilePipeline("cpu", options).compile(g)
+    assert [p.name for p in result.passes] == ["lower_control_flow", "decompose"]
+    kernels = [[n.op.name for n in s.nodes] for s in result.lir.schedule]
+    assert sorted(kernels) == [["add"], ["gelu"], ["greater"], ["matmul"], ["reduce_sum"], ["subtract"], ["where"]]
 
 
 def test_options_bring_passes():
