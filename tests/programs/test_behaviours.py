@@ -180,6 +180,7 @@ SHOWN |= {
     102: [("unit/runtime/test_tracing.py", "test_trace_has_compiles_runs_and_kernels"),
           ("unit/runtime/test_tracing.py", "test_tracing_costs_nothing_when_off")],
     103: [(f"{SERVING}requests.py", "test_defaults"), (f"{SERVING}requests.py", "test_all_that_is_understood"),
+          (f"{SERVING}requests.py", "test_answers_without_a_limit_may_end_after_so_many_tokens"),
           (f"{SERVING}requests.py", "test_mistakes"), (f"{SERVING}server.py", "test_chat_whole_and_in_parts")],
     104: [("unit/models/test_paged.py", "test_the_lowest_page_is_lent_first"),
           ("unit/models/test_paged.py", "test_tables_find_tokens"),
