@@ -84,6 +84,26 @@ def test_passes_that_are_named_are_the_only_ones():
     assert sorted(kernels) == [["add"], ["gelu"], ["greater"], ["matmul"], ["reduce_sum"], ["subtract"], ["where"]]
 
 
+def names_of(graph: Graph, **options) -> list[str]:
+    return [n.op.name for n in CompilePipeline("cpu", CompileOptions(**options)).compile(graph).lir.graph.nodes()]
+
+
+def test_rules_that_change_rounding_are_asked_for():
+    g = Graph("g")
+    g.outputs(ops.log(ops.exp(g.input("x", f32[4]))) + 1)
+    assert {"log", "exp"} <= set(names_of(g))
+    assert not {"log", "exp"} & set(names_of(g, exact=False))
+
+
+def test_loops_of_few_steps_are_their_steps_when_asked():
+    g = Graph("g")
+    g.outputs(ops.while_loop(lambda c: c < 100.0, lambda c: c * 2.0, g.input("x", ()), max_iter=3))
+    assert names_of(g).count("while") == 1
+    steps = names_of(g, control_flow=True)
+    assert (steps.count("while"), steps.count("multiply")) == (0, 3)
+    assert names_of(g, control_flow=True, unroll=2).count("while") == 1  # three are too many
+
+
 def test_options_bring_passes():
     order = spelled((), precision="mixed_f16", control_flow=True, drop_unused=True)
     assert {"precision", "lower_control_flow", "drop_unused"} <= set(order)
