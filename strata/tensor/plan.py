@@ -103,7 +103,10 @@ class Plan:
         value = self._moved.get(tensor.value, tensor.value)
         handle = made.get(value)
         if handle is None:
-            found: Handle = tensor._hold(handle_of(value))
+            known = handle_of(value)
+            handle = next((c.handle for c in self._copies if c.handle is known), None)  # the last step is a copy
+        if handle is None:
+            found: Handle = tensor._hold(known)
             return found
         tensor.value = handle_value(handle)
         return handle
@@ -162,30 +165,41 @@ class Plan:
 
         It reads the same arrays, except those of `inputs`: of these it has copies, `clone.inputs`, in this order.
         """
+        given = [self._input(t) for t in inputs]
+        replaced = {id(handle): _copied(handle) for handle in given}
+        made = self._cloned(replaced)
+        made.inputs = tuple(type(t).of(replaced[id(handle)]) for t, handle in zip(inputs, given, strict=True))
+        return made
+
+    def _cloned(self, replaced: Mapping[int, Handle]) -> Plan:
+        """The same with other storage in the place of some leaves."""
         made: Plan = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         made.variables, made._handles, made._buffers = dict(self.variables), [], []
-        replaced = {id(self._input(t)): _copied(self._input(t)) for t in inputs}
-        made.inputs = tuple(type(t).of(replaced[id(self._input(t))]) for t in inputs)
-        made._copies = [_Copy(c.source.clone(), c.device, c.handle.type) for c in self._copies]
-        replaced |= {id(c.handle): new.handle for c, new in zip(self._copies, made._copies, strict=True)}
-        made._leaves = [replaced.get(id(h), h) for h in self._leaves]
+        known, made._copies = dict(replaced), []
+        for c in self._copies:  # a later one may read what an earlier one copied
+            made._copies.append(_Copy(c.source._cloned(known), c.device, c.handle.type))
+            known[id(c.handle)] = made._copies[-1].handle
+        made._leaves = [known.get(id(h), h) for h in self._leaves]
         if self._branches is not None:
             made._branches = self._branches.clone()
         made._allocate()
-        own = dict(zip(map(id, self._handles), made._handles, strict=True))
-        made._outputs = [own.get(id(h), replaced.get(id(h), h)) for h in self._outputs]
+        known |= dict(zip(map(id, self._handles), made._handles, strict=True))
+        made._outputs = [known.get(id(h), h) for h in self._outputs]
         made.tensors = tuple(type(t).of(h) for t, h in zip(self.tensors, made._outputs, strict=True))
         return made
 
     def _input(self, tensor: Any) -> Handle:
         """The leaf that a tensor is."""
         handle = handle_of(tensor.value) if hasattr(tensor, "__mir_value__") else None
-        if handle is None or not any(h is handle for h in self._leaves):
+        if handle is None or not self._reads(handle):
             raise OptionError(
                 "clone: an input is a tensor with an array that the plan reads", code="O150", place=here()
             )
         return handle
+
+    def _reads(self, handle: Handle) -> bool:
+        return any(h is handle for h in self._leaves) or any(c.source._reads(handle) for c in self._copies)
 
     @own_checks("variables")
     def execute(self, **variables: int) -> Plan:
