@@ -24,6 +24,20 @@ _NEEDS = {  # devices by number, `xla` is `xla:0`, and what they run on: a packa
     "xla": "pip install 'strata[xla]'",
 }
 _TARGETS = ("metal", "mlx", "rocm", "tpu")  # names that plan: see backends/planned.py
+_GPUS = (
+    "gpu",
+    "nvidia",
+    "amd",
+    "hip",
+    "mps",
+    "mtl",
+    "vulkan",
+    "vk",
+    "webgpu",
+    "opengl",
+    "directx",
+    "dx12",
+)  # elsewhere
 _made: dict[str, Backend] = {}
 _named = {*_MODULES}  # names that a backend has or had
 REPLACED: list[str] = []  # names that another backend took, in their order
@@ -98,6 +112,7 @@ def _not_there(name: str, why: str | None = None) -> DeviceError:
         return found
     if why is None:
         known = sorted({*(_MODULES.keys() - _NEEDS), *(k for k in _made if ":" not in k)})
-        why = f"; there are {', '.join(known)}{'' if kind in _NEEDS else near(kind, known)}"
+        told = "; a GPU is cuda (NVIDIA) or wgpu (Vulkan, Metal, DirectX 12)" if kind in _GPUS else near(kind, known)
+        why = f"; there are {', '.join(known)}{'' if kind in _NEEDS else told}"
     kind_of_error = DeviceError if kind in _MODULES else UnknownDeviceError
     return kind_of_error(f"device {name!r} is not available{why}", code="E101", fix=_NEEDS.get(kind))

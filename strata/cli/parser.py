@@ -277,6 +277,9 @@ def _serve(parser: CommandParser) -> None:
     http.add_argument("--tls-certificate", metavar="FILE.pem", help="serve https, with this certificate")
     http.add_argument("--tls-key", metavar="FILE.pem", help="the private key of the certificate")
     limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--answer-tokens", type=_count, metavar="N", help="of an answer whose request sets no limit (default: any)"
+    )
     limits.add_argument("--max-body", type=_count, default=8 << 20, metavar="N", help="bytes of a request (8 MiB)")
     limits.add_argument("--max-connections", type=_count, default=2048, metavar="N", help="at once (default: 2048)")
     limits.add_argument(

@@ -87,7 +87,8 @@ def _started(options: Namespace) -> tuple[Any, str]:
             kv_bits=options.kv_bits,
         )  # fmt: skip
     recorder = Recorder(options.record) if options.record else None
-    server = Server(Service(models=loaded, recorder=recorder), host=options.host, port=options.port, options=http)
+    service = Service(models=loaded, recorder=recorder, answer_tokens=options.answer_tokens)
+    server = Server(service, host=options.host, port=options.port, options=http)
     for model in loaded.values():  # compiled before anybody asks
         if isinstance(model, Encoder):
             model.embed("ready")

@@ -25,7 +25,7 @@ from strata.runtime.report.experts import ExpertWatch, ResidencyStats
 from strata.runtime.report.explain import Explanation
 from strata.runtime.report.fusion import FusionReport, MissedFusion
 from strata.runtime.report.prices import compile_price, run_price
-from strata.runtime.report.profile import Profile
+from strata.runtime.report.profile import Profile, flops_of
 from strata.runtime.report.tracing import Tracer, phase, trace
 from strata.runtime.report.watch import watch_finite
 from strata.runtime.storage.bundle import inspect_bundle

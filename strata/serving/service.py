@@ -21,6 +21,7 @@ from strata.serving.api.errors import Refused
 from strata.serving.api.fields import wrong
 from strata.serving.api.pictures import with_pictures
 from strata.serving.api.requests import (
+    TO_THE_END,
     ChatRequest,
     EmbeddingRequest,
     RerankRequest,
@@ -139,12 +140,14 @@ class Service:
     """Requests and answers of the OpenAI API as plain data; the server puts HTTP around it.
 
     `generator` generates text and `embedder` computes embeddings, both under `name`; `models` are more of either kind
-    by name. At least one is given.
+    by name. At least one is given. `answer_tokens` end an answer whose request sets no limit; without it the model or
+    its context ends it.
     """
 
     def __init__(
         self, generator: Engine | Decoder | None = None, embedder: Encoder | None = None, *, name: str = "strata",
         models: Mapping[str, Engine | Decoder | Encoder] | None = None, recorder: Recorder | None = None,
+        answer_tokens: int | None = None,
     ) -> None:  # fmt: skip
         self.engines: dict[str, Engine] = {}
         self.embedders: dict[str, Encoder] = {}
@@ -155,6 +158,9 @@ class Service:
                 self.engines[key] = Engine(model) if isinstance(model, Decoder) else model
         if not self.engines and not self.embedders:
             raise OptionError("serve: there is no model", code="O622")
+        if answer_tokens is not None and answer_tokens < 1:
+            raise OptionError(f"serve: answer_tokens {answer_tokens} is no positive number", code="O605")
+        self.answer_tokens = answer_tokens
         self.name = next(iter(self.engines), None) or next(iter(self.embedders))
         self.recorder, self.created = recorder, int(time.time())
         self.metrics = self.engine.metrics if self.engine is not None else Metrics()
@@ -260,6 +266,8 @@ class Service:
         options = request.options
         if adapter is not None and options.adapter is None:
             options = replace(options, adapter=adapter)
+        if self.answer_tokens is not None and options.max_tokens == TO_THE_END:
+            options = replace(options, max_tokens=self.answer_tokens)
         style: ToolStyle | None = None
         more: dict[str, Any] = {"grammar": request.format.grammar(), "client": client}
         prompts: list[Any] = []

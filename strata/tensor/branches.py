@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,6 +106,12 @@ class Branches:
         known = [x for group in groups for x in group]
         self.last = _program(wanted, known, settings) if joins else None
         self.buffers = {x: np.empty(x.type.static_shape, x.dtype.np) for x in self.between}
+
+    def clone(self) -> Branches:
+        """The same programs, with memory of their own between them."""
+        made = copy(self)
+        made.buffers = {x: np.empty_like(array) for x, array in self.buffers.items()}
+        return made
 
     @property
     def programs(self) -> list[CompiledGraph]:

@@ -19,7 +19,7 @@ from strata.core import Dim, TensorType, here
 from strata.errors import OptionError, SymbolError, UnknownNameError
 from strata.lir import Lir
 from strata.mir import Value, near, substitute_values
-from strata.runtime import CompiledGraph, Profile, Session, phase
+from strata.runtime import CompiledGraph, Profile, Session, flops_of, phase
 from strata.tensor.branches import Branches, split
 from strata.tensor.copies import LAZY_COPIES, copies_in, moved
 from strata.tensor.data import CopyTo, Handle, handle_of, handle_value
@@ -39,6 +39,9 @@ class KernelInfo:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     bytes: Dim  # read and written
+    sizes: tuple[Dim, ...] = ()  # what it is launched over: the extents of the axes of its first result
+    flops: int = 0  # arithmetic, at the sizes of the last run
+    schedule: str = ""  # the one that a search found; without it the heuristics choose
 
 
 class _Copy:
@@ -83,9 +86,11 @@ class Plan:
         self._whole: Callable[[], CompiledGraph] | None = None
         self._pending: list[Value] = []
         self._leaf_values: list[Value] = []
+        self._home: Any = None
         self._handles: list[Handle] = []
         self._buffers: list[Any] = []
         self._leaves: list[Handle] = []
+        self.inputs: tuple[Any, ...] = ()
         self.variables: dict[str, int] = {}
         self._limits: dict[str, tuple[int, int | None]] = {}
         if pending:
@@ -98,7 +103,10 @@ class Plan:
         value = self._moved.get(tensor.value, tensor.value)
         handle = made.get(value)
         if handle is None:
-            found: Handle = tensor._hold(handle_of(value))
+            known = handle_of(value)
+            handle = next((c.handle for c in self._copies if c.handle is known), None)  # the last step is a copy
+        if handle is None:
+            found: Handle = tensor._hold(known)
             return found
         tensor.value = handle_value(handle)
         return handle
@@ -138,14 +146,60 @@ class Plan:
         self._whole = lambda: Session(device).compile(graph)
         if self._branches is None:
             self._compiled = self._whole()
-        for value in pending:
+        self._home = home
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Memory of its own for what a run computes."""
+        for value in self._pending:
             buffer: Any = np.zeros(capacity(value.type), value.dtype.np)  # until the first run nothing else is to show
-            if home is not None:
-                buffer = home.upload(buffer)
+            if self._home is not None:
+                buffer = self._home.upload(buffer)
             view = bound_view(buffer, value.type, self.variables)
             handle = Handle(view, value.type, dict(self.variables) or None, is_open=True)
             self._buffers.append(buffer)
             self._handles.append(handle)
+
+    def clone(self, inputs: Sequence[Any] = ()) -> Plan:
+        """A plan of the same programs with results of its own, for another thread.
+
+        It reads the same arrays, except those of `inputs`: of these it has copies, `clone.inputs`, in this order.
+        """
+        given = [self._input(t) for t in inputs]
+        replaced = {id(handle): _copied(handle) for handle in given}
+        made = self._cloned(replaced)
+        made.inputs = tuple(type(t).of(replaced[id(handle)]) for t, handle in zip(inputs, given, strict=True))
+        return made
+
+    def _cloned(self, replaced: Mapping[int, Handle]) -> Plan:
+        """The same with other storage in the place of some leaves."""
+        made: Plan = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.variables, made._handles, made._buffers = dict(self.variables), [], []
+        known, made._copies = dict(replaced), []
+        for c in self._copies:  # a later one may read what an earlier one copied
+            made._copies.append(_Copy(c.source._cloned(known), c.device, c.handle.type))
+            known[id(c.handle)] = made._copies[-1].handle
+        made._leaves = [known.get(id(h), h) for h in self._leaves]
+        if self._branches is not None:
+            made._branches = self._branches.clone()
+        made._allocate()
+        known |= dict(zip(map(id, self._handles), made._handles, strict=True))
+        made._outputs = [known.get(id(h), h) for h in self._outputs]
+        made.tensors = tuple(type(t).of(h) for t, h in zip(self.tensors, made._outputs, strict=True))
+        return made
+
+    def _input(self, tensor: Any) -> Handle:
+        """The leaf that a tensor is."""
+        handle = handle_of(tensor.value) if hasattr(tensor, "__mir_value__") else None
+        if handle is None or not self._reads(handle):
+            raise OptionError(
+                "clone: an input is a tensor with an array that the plan reads", code="O150", place=here()
+            )
+        return handle
+
+    def _reads(self, handle: Handle) -> bool:
+        return any(h is handle for h in self._leaves) or any(c.source._reads(handle) for c in self._copies)
 
     @own_checks("variables")
     def execute(self, **variables: int) -> Plan:
@@ -210,7 +264,18 @@ class Plan:
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
         before = [info for copy in self._copies for info in (*copy.source.kernels, copy.info)]
-        return (*before, *(info for program in self._programs for info in _kernels(program.lir)))
+        return (*before, *(info for program in self._programs for info in self._kernels(program.lir)))
+
+    def _kernels(self, lir: Lir) -> list[KernelInfo]:
+        return [
+            KernelInfo(
+                s.name, s.label, str(s.kernel) if s.kernel is not None else s.label, s.inputs, s.outputs,
+                sum((lir.buffer(b).type.nbytes for b in (*s.inputs, *s.outputs)), start=0),
+                () if s.kernel is None else tuple(a.extent for a in s.kernel.stores[0].axes),
+                flops_of(s, self.variables), "" if s.kernel is None else s.kernel.schedule,
+            )
+            for s in lir.schedule
+        ]  # fmt: skip
 
     def profile(self, repeat: int = 10, **variables: int) -> Profile:
         """Run, then time each step on its own; printed, it is a table."""
@@ -229,14 +294,12 @@ class Plan:
         return f"<Plan of {len(self._outputs)} outputs, {len(self.kernels)} steps>"
 
 
-def _kernels(lir: Lir) -> list[KernelInfo]:
-    return [
-        KernelInfo(
-            s.name, s.label, str(s.kernel) if s.kernel is not None else s.label, s.inputs, s.outputs,
-            sum((lir.buffer(b).type.nbytes for b in (*s.inputs, *s.outputs)), start=0),
-        )
-        for s in lir.schedule
-    ]  # fmt: skip
+def _copied(handle: Handle) -> Handle:
+    """Storage with the same contents."""
+    made = Handle(handle.storage.copy(), handle.type, is_open=True)
+    if handle.binding:
+        made.rebind(bound_view(made.array, handle.type, handle.binding), handle.binding)
+    return made
 
 
 def _explained(program: CompiledGraph) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-import strata.ops  # noqa: F401 - fills the registry
-from strata.mir import METHODS, REGISTRY
+import strata as st
+import strata.ops
+from strata.mir import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/capabilities.md").read_text("utf-8")
@@ -35,7 +37,18 @@ def test_every_test_exists() -> None:
 def test_every_op_exists() -> None:
     names = [name for _, here, _ in rows("Ops") for name in re.findall(r"`(\w+)`", here)]
     assert len(names) > 90
-    assert [name for name in names if name not in REGISTRY and name not in METHODS] == []
+    assert [name for name in names if name not in REGISTRY and not hasattr(strata.ops, name)] == []
+
+
+CACHES = (st.CompileCache, st.BucketedCompileCache, st.DynamicDimCompileCache, st.ModelCompilePipeline, st.AotCache)
+
+
+def test_every_option_and_every_name_of_the_caches_is_listed() -> None:
+    listed = set(re.findall(r"`(\w+)`", PAGE))
+    assert [f.name for f in fields(st.CompileOptions) if f.name not in listed] == []
+    for cache_class in CACHES:
+        names = [name for name in vars(cache_class) if not name.startswith("_")]
+        assert [name for name in names if name not in listed] == [], cache_class
 
 
 def test_nothing_is_shown_in_part() -> None:

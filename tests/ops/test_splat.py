@@ -8,6 +8,7 @@ import pytest
 import strata as st
 from strata.config import using
 from strata.mir import REGISTRY, Graph
+from strata.ops.render.oracle import Camera, turned
 from strata.ops.render.oracle import render as oracle
 from strata.ops.render.raster import scenes
 
@@ -108,6 +109,27 @@ def test_gradients_are_finite_differences() -> None:
         assert np.sum(grads[i].numpy() * way) == pytest.approx(slope, rel=1e-3, abs=1e-8)
 
 
+def test_every_slope_in_f32_is_a_finite_difference_of_the_oracle() -> None:
+    parts = scene(3, 8)
+    aim = np.random.default_rng(1).uniform(0, 1, (20, 24, 4))
+    loss, grads = loss_and_gradients(parts, aim.astype(np.float32), camera())
+    wide = tuple(p.astype(np.float64) for p in parts)
+    value, exact = loss_and_gradients(wide, aim, camera().astype(np.float64))
+    assert loss.numpy() == pytest.approx(np.mean((expected(wide) - aim) ** 2), abs=1e-4)
+    assert value.numpy() == pytest.approx(np.mean((expected(wide) - aim) ** 2), abs=1e-6)
+    largest = max(np.abs(g.numpy()).max() for g in exact)
+    for i, part in enumerate(wide):
+        np.testing.assert_allclose(grads[i].numpy(), exact[i].numpy(), atol=1e-4 * largest)
+        for place in np.ndindex(part.shape):
+            losses = []
+            for step in (1e-5, -1e-5):
+                moved = [p.copy() for p in wide]
+                moved[i][place] += step
+                losses.append(np.mean((expected(tuple(moved)) - aim) ** 2))
+            slope = (losses[0] - losses[1]) / 2e-5
+            assert grads[i].numpy()[place] == pytest.approx(slope, rel=1e-3, abs=1e-4 * largest), (i, place)
+
+
 def test_the_backward_op_gives_the_same_gradient() -> None:
     parts = scene(9, 4)
     ct = np.random.default_rng(6).standard_normal(20 * 24 * 4).astype(np.float32)
@@ -142,7 +164,52 @@ def test_prepared_scenes_rasterise_to_the_same_picture() -> None:
     assert made.shape == (15 * 15 + 200 + 2 * 4 + 3 * 20 * 24 + 11,)
     assert made[-11:].tolist() == pytest.approx([24, 20, 16, 2, 1 / 255, 0.01, 0.1, 0.2, 0.3, 0, 0])
     rays = made[-11 - 3 * 480 : -11].reshape(480, 3)
-    np.testing.assert_allclose(np.linalg.norm(rays, axis=1), 1, atol=1e-6)
+    seen = Camera(camera().astype(np.float64), 24, 20)
+    np.testing.assert_allclose(rays, seen.rays().reshape(480, 3), atol=1e-6)
+    colour, valid, local, inverse, rotation = np.split(made[: 15 * 15], np.cumsum([60, 15, 45, 45]))
+    np.testing.assert_allclose(colour.reshape(15, 4), np.concatenate([parts[4], parts[3][:, None]], 1), atol=1e-6)
+    assert valid.tolist() == [1] * 15
+    np.testing.assert_allclose(inverse, 1 / (3 * 1.6 * np.exp(parts[1].reshape(-1))), rtol=1e-5)
+    np.testing.assert_array_equal(rotation, parts[2].reshape(-1))
+    away = [
+        turned(seen.position - p, q) for p, q in zip(*(x.astype(np.float64) for x in (parts[0], parts[2])), strict=True)
+    ]
+    np.testing.assert_allclose(local, np.reshape(away, -1) * inverse, rtol=1e-4, atol=1e-5)
+    ids, spans = made[225:425], made[425:433].reshape(4, 2)
+    distance = np.linalg.norm(parts[0] - seen.position, axis=1)
+    for begin, end in spans.astype(np.int64):
+        assert (np.diff(distance[ids[begin:end].astype(np.int64)]) >= 0).all()  # the nearest first
+    empty = rendered_parts(0, fields)
+    assert empty[15 + 200 : 15 + 208].reshape(4, 2).tolist() == [[np.float32(0xFFFFFFFF), 0]] * 4
+
+
+def rendered_parts(count: int, fields: dict[str, object]) -> np.ndarray:
+    """A prepared scene of some splats."""
+    flat = [p.reshape(-1) for p in scene(count)] + [np.zeros(0, np.float32), camera()]
+    g = Graph("prepared")
+    values = [g.input(f"x{i}", a.shape) for i, a in enumerate(flat)]
+    compiled = st.Session("cpu").compile(g.outputs(REGISTRY["gaussian_splat_prepare"](**fields)(*values)))
+    return compiled.run({f"x{i}": a for i, a in enumerate(flat) if f"x{i}" in compiled.inputs})[0]
+
+
+def test_gradients_go_through_a_prepared_scene() -> None:
+    fields, parts = {**PICTURE, "max_list_entries": 200}, scene(6, 7)
+    flat = [p.reshape(-1) for p in parts] + [np.zeros(0, np.float32), camera()]
+    found = []
+    for in_two in (False, True):
+        g = Graph("loss")
+        values = [g.param(f"x{i}", a.shape) for i, a in enumerate(flat)]
+        if in_two:
+            prepared = REGISTRY["gaussian_splat_prepare"](**fields)(*values)
+            picture = REGISTRY["gaussian_splat_rasterize"](**fields)(prepared, values[6])
+        else:
+            picture = REGISTRY["gaussian_splat_render"](**fields)(*values)
+        slopes = st.transforms.grad(g.outputs(st.ops.sum(picture * picture)), wrt=[f"x{i}" for i in range(5)])
+        compiled = st.Session("cpu").compile(slopes)
+        compiled.set_params({f"x{i}": a for i, a in enumerate(flat) if f"x{i}" in compiled.params})
+        found.append(compiled.run(d_output=np.float32(1)))
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-4)
 
 
 def test_empty_tiles_show_the_background_and_nothing_else() -> None:

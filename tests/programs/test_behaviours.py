@@ -42,7 +42,7 @@ SHOWN: dict[int, list[tuple[str, str] | str]] = {
     2: [(LOWER, "test_swiglu_ffn")],
     3: [(PIPELINE, "test_modules_defined_by_a_function"), (PIPELINE, "test_a_plan_passes_through")],
     4: [(LOWER, "test_swiglu_ffn"), (FUSION, "test_the_gate_is_in_its_product")],
-    5: [(PIPELINE, "test_plans_have_phases_io_and_a_steady_fingerprint")],
+    5: [(PIPELINE, "test_plans_have_phases_io_and_a_steady_fingerprint"), (PLAN, "test_phases")],
     6: [(PIPELINE, "test_results_keep_their_shapes")],
     7: [(PIPELINE, "test_symbols_are_listed_and_specialised")],
     8: [(HERE, "test_a_block_of_symbolic_sizes_specialises"), (PIPELINE, "test_unbound_symbols_stay")],
@@ -64,8 +64,9 @@ SHOWN: dict[int, list[tuple[str, str] | str]] = {
     24: [(PASSES, "test_four_products_of_a_mixture_share")],
     25: [(FUSION, "test_the_gate_is_in_its_product")],
     26: [(FUSION, "test_the_gate_is_in_its_product")],
-    27: [(FUSION, "test_the_gate_is_in_its_product")],
-    28: [(FUSION, "test_gates_that_stay_apart_are_misses")],
+    27: [(FUSION, "test_the_halves_of_one_value_are_gate_and_up")],
+    28: [(FUSION, "test_a_half_with_another_reader_keeps_its_product_whole"),
+         (FUSION, "test_gates_that_stay_apart_are_misses")],
     29: [(FUSION, "test_a_feed_forward_layer_of_an_encoder")],
     30: [(PASSES, "test_every_intermediate_may_be_a_result")],
     31: [("ops/test_fused.py", "test_mistakes")],
@@ -73,7 +74,7 @@ SHOWN: dict[int, list[tuple[str, str] | str]] = {
     33: [(FUSION, "test_a_value_with_two_readers_is_computed_once")],
     34: [(FUSION, "test_one_op_is_no_region_and_a_reduction_is_none")],
     35: [(FUSION, "test_a_chain_is_one_region")],
-    36: [(FUSION, "test_fusion_off_gives_each_op_a_kernel")],
+    36: [(FUSION, "test_fusion_off_gives_each_op_a_kernel"), (FUSION, "test_a_chain_is_one_region")],
     37: [(FUSION, "test_long_chains_and_wide_sums_are_cut")],
     38: [(HERE, "test_a_fused_chain_equals_the_hand_computation")],
     39: [(FUSION, "test_inner_ones_broadcast_as_numpy_does")],
@@ -81,7 +82,7 @@ SHOWN: dict[int, list[tuple[str, str] | str]] = {
     41: [(FUSION, "test_the_gate_is_in_its_product")],  # both orders fuse, so neither is a miss
     42: [(LISTS, "test_the_passes_of_every_backend"),
          (LISTS, "test_attention_is_found_before_anything_that_takes_ops_apart")],
-    43: [(LISTS, "test_without_fusion")],
+    43: [(LISTS, "test_without_fusion"), (LISTS, "test_passes_that_are_named_are_the_only_ones")],
     44: [(FUSION, "test_attention_blocks_are_taken_apart"), (PIPELINE, "test_targets_without_a_device_plan")],
     45: [(FUSION, "test_named_ops_are_taken_apart_and_are_one_kernel"), (FUSION, "test_the_gate_is_in_its_product")],
     46: [(FUSION, "test_named_ops_are_taken_apart_and_are_one_kernel"), (FUSION, "test_a_chain_is_one_region")],
@@ -179,6 +180,7 @@ SHOWN |= {
     102: [("unit/runtime/test_tracing.py", "test_trace_has_compiles_runs_and_kernels"),
           ("unit/runtime/test_tracing.py", "test_tracing_costs_nothing_when_off")],
     103: [(f"{SERVING}requests.py", "test_defaults"), (f"{SERVING}requests.py", "test_all_that_is_understood"),
+          (f"{SERVING}requests.py", "test_answers_without_a_limit_may_end_after_so_many_tokens"),
           (f"{SERVING}requests.py", "test_mistakes"), (f"{SERVING}server.py", "test_chat_whole_and_in_parts")],
     104: [("unit/models/test_paged.py", "test_the_lowest_page_is_lent_first"),
           ("unit/models/test_paged.py", "test_tables_find_tokens"),
@@ -234,7 +236,8 @@ SHOWN |= {
 
 JIT, SCHEDULE, TENSOR_PLAN = (f"unit/tensor/test_{n}.py" for n in ("jit", "schedule", "plan"))
 
-# the acceptance list of lazy tensors and kernels
+# the acceptance list of lazy tensors and kernels; its tenth line, the speed of matmuls, softmax, sums and sorts beside
+# NumPy, is measured by `python -m benchmarks`
 LAZY: dict[int, list[tuple[str, str] | str]] = {
     1: [(JIT, "test_cold_warm_serial_and_parallel_runs_give_the_same_bits")],
     2: [(SCHEDULE, "test_shared_work_is_done_once_and_dependants_start_from_the_array")],
@@ -377,8 +380,8 @@ def test_a_norm_and_a_reshape_are_one_kernel() -> None:
     x = g.input("x", f32[2, 4, 512])
     y = ops.reshape(ops.rms_norm(x, g.param("w", f32[512])), (8, 512))
     result = CompilePipeline("cpu").compile(g.outputs(y))
-    assert [n.op.name for s in result.lir.schedule for n in s.nodes].count("reshape") >= 1
-    assert len(result.lir.schedule) == 1
+    (step,) = result.lir.schedule
+    assert [result.lir.buffer(name).type.shape for name in step.outputs] == [(8, 512)]
 
 
 def test_a_device_that_claims_nothing_special_takes_everything() -> None:

@@ -46,7 +46,7 @@ class CompileOptions:
     tune: str | None = None
     """How schedules are chosen: heuristic, or beam where a backend searches; None follows the settings."""
     deterministic: bool = True
-    """Bit-equal results for any number of threads."""
+    """Bit-equal results for any number of threads. False allows a backend to give that up; none does."""
     exact: bool = True
     """Leave out rewrite rules that change rounding."""
     control_flow: bool = False

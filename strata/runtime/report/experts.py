@@ -47,7 +47,8 @@ class ExpertWatch:
     """Watches the runs of a compiled graph inside a block; results are the same, runs are slower.
 
     A layer is a set of matmuls by expert that read the same ids, in the order of the program. Masks say which experts
-    are in memory: one bool for each, for all layers or for each. `take_topk` gives the ids that were routed.
+    are in memory: one bool for each, for all layers or for each. `take_topk` gives the ids that were routed. Experts in
+    the body of a loop are no layer of the graph: they are not counted.
     """
 
     def __init__(self, compiled: CompiledGraph, experts: int) -> None:

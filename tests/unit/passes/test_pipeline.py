@@ -18,6 +18,7 @@ from strata.passes import (
     parse_passes,
     run_passes,
 )
+from strata.runtime import CompileOptions, CompilePipeline
 
 
 def spelled(claims, **choices) -> list[str]:
@@ -68,6 +69,39 @@ def test_claims_gate_layouts():
 def test_without_fusion():
     first, taken_apart = ["inline_scan", "simplify", "fold"], ["separate_pools", "decompose", "check_indices"]
     assert spelled((), fusion=False) == [*first, *taken_apart, "simplify", "fold", "split_barriers"]
+
+
+def test_passes_that_are_named_are_the_only_ones():
+    """Control flow and contractions made simple, nothing else, and each op a kernel."""
+    g = Graph("g")
+    x, w = g.input("x", (4, 8)), g.param("w", (8, 8))
+    product = ops.dot_general(x, w, ((1,), (0,)))
+    g.outputs(ops.gelu(ops.cond(ops.sum(x) > 0, lambda a: a + 1, lambda a: a - 1, product)))
+    options = CompileOptions(fusion=False, passes="lower_control_flow, decompose")
+    result = CompilePipeline("cpu", options).compile(g)
+    assert [p.name for p in result.passes] == ["lower_control_flow", "decompose"]
+    kernels = [[n.op.name for n in s.nodes] for s in result.lir.schedule]
+    assert sorted(kernels) == [["add"], ["gelu"], ["greater"], ["matmul"], ["reduce_sum"], ["subtract"], ["where"]]
+
+
+def names_of(graph: Graph, **options) -> list[str]:
+    return [n.op.name for n in CompilePipeline("cpu", CompileOptions(**options)).compile(graph).lir.graph.nodes()]
+
+
+def test_rules_that_change_rounding_are_asked_for():
+    g = Graph("g")
+    g.outputs(ops.log(ops.exp(g.input("x", f32[4]))) + 1)
+    assert {"log", "exp"} <= set(names_of(g))
+    assert not {"log", "exp"} & set(names_of(g, exact=False))
+
+
+def test_loops_of_few_steps_are_their_steps_when_asked():
+    g = Graph("g")
+    g.outputs(ops.while_loop(lambda c: c < 100.0, lambda c: c * 2.0, g.input("x", ()), max_iter=3))
+    assert names_of(g).count("while") == 1
+    steps = names_of(g, control_flow=True)
+    assert (steps.count("while"), steps.count("multiply")) == (0, 3)
+    assert names_of(g, control_flow=True, unroll=2).count("while") == 1  # three are too many
 
 
 def test_options_bring_passes():

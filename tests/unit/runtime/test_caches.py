@@ -11,6 +11,7 @@ import strata as st
 from strata import ops
 from strata.config import using
 from strata.errors import OptionError
+from strata.hir import HirModule
 from strata.mir import Graph
 from strata.runtime import (
     BucketedCompileCache,
@@ -165,6 +166,49 @@ def test_parameters_come_with_the_first_compile() -> None:
     found = cache.ensure_graph_with_params(2, build)
     assert found is not None
     np.testing.assert_array_equal(found[1].run(x=np.ones(4, np.float32))[0], 3)
+
+
+def scaled_block(upper: int) -> HirModule:
+    m = HirModule("block")
+    return m.outputs(m.linear(m.input("x", (upper, 2)), m.param("w", (2, 3)), m.param("b", (3,)), act="relu"))
+
+
+def test_blocks_and_options_under_every_name() -> None:
+    options = CompileOptions(fusion=False)
+    whole = CompileCache("cpu", 2)
+    kept = whole.get_or_compile_with_options("k", lambda: relu_graph(4), options)
+    assert kept is whole.get_or_compile("k", lambda: relu_graph(4), options)
+    assert kept is not whole.get_or_compile("k", lambda: relu_graph(4))
+    cache, build = BucketedCompileCache("cpu", [range(1, 5), range(5, 9)]), Counting(scaled_block)
+    assert (cache.total_buckets(), cache.compiled_count()) == (2, 0)
+    found = cache.get_or_compile_hir(2, build)
+    assert found is not None
+    assert found[0] == 4
+    assert found[1].signature == "(x: f32[4, 2], param w: f32[2, 3], param b: f32[3]) -> f32[4, 3]"
+    assert cache.get_or_compile_hir(4, build) == found
+    unfused = cache.get_or_compile_hir_with_options(3, build, options)
+    assert unfused is not None
+    assert len(unfused[1].lir.schedule) > len(found[1].lir.schedule)
+    assert unfused == cache.get_or_compile_with_options(3, build, options)
+    assert build.calls == [(4,), (4,)]
+    assert cache.compiled_count() == 2
+    weights = {"w": np.ones((2, 3), np.float32), "b": np.full(3, -1, np.float32)}
+    fed = cache.ensure_hir_with_params(7, lambda upper: (scaled_block(upper), weights))
+    assert fed is not None
+    np.testing.assert_array_equal(fed[1].run(x=np.ones((8, 2), np.float32))[0], np.ones((8, 3)))
+
+
+def test_inputs_without_rows_are_not_padded() -> None:
+    def build(upper: int) -> Graph:
+        g = Graph("mixed")
+        return g.outputs(g.input("x", (upper, 3)) * g.input("scale", (3,)))
+
+    cache = BucketedCompileCache("cpu", [range(1, 9)])
+    scale = np.array([1, 2, 3], np.float32)
+    found = cache.run_padded_mixed(5, 5, build, [("x", np.ones((5, 3), np.float32), 3), ("scale", scale, None)], [3])
+    assert found is not None
+    assert found[0] == 8
+    np.testing.assert_array_equal(found[1][0], np.broadcast_to(scale, (5, 3)))
 
 
 def test_public_names() -> None:

@@ -55,6 +55,30 @@ def test_graphs_report_what_was_routed(feeds: dict[str, np.ndarray], rng: np.ran
     assert watch.take_stats().hit_rate == 1.0  # outside of the block nothing is seen
 
 
+@pytest.mark.parametrize("top", [1, 2])
+def test_the_choice_of_a_router_is_captured(top: int, rng: np.random.Generator) -> None:
+    g = Graph("routed")
+    x, router = g.input("x", (6, 8)), g.param("router", (8, 4))
+    weights, ids = ops.route_top_k(x @ router, top)
+    flat = ops.reshape(ids, (6 * top,))
+    made = ops.grouped_matmul(ops.repeat(x, top, axis=0), g.param("w", (4, 8, 8)), flat)
+    mixed = ops.reshape(made, (6, top, 8)) * ops.reshape(weights, (6, top, 1))
+    compiled = Session("cpu").compile(g.outputs(ops.sum(mixed, axis=1)))
+    params = {n: rng.standard_normal(t.shape).astype(np.float32) for n, t in compiled.params.items()}
+    compiled.set_params(params)
+    data = rng.standard_normal((6, 8)).astype(np.float32)
+    with ExpertWatch(compiled, 4) as watch:
+        watch.set_resident(np.array([True, False, True, False]))
+        compiled.run(x=data)
+        (captured,) = watch.take_topk()
+        stats = watch.take_stats()
+    want = np.argsort(-(data @ params["router"]), axis=1, kind="stable")[:, :top]
+    np.testing.assert_array_equal(captured.reshape(6, top), want)
+    assert (stats.hits, stats.misses) == (((want % 2 == 0).sum(),), ((want % 2 == 1).sum(),))
+    chosen = np.unique(want)
+    assert (stats.hit_calls, stats.miss_calls) == (((chosen % 2 == 0).sum(),), ((chosen % 2 == 1).sum(),))
+
+
 def test_masks_of_the_wrong_length() -> None:
     watch = ExpertWatch(mixture(), 4)
     for bad in (np.ones(3, bool), np.ones((3, 4), bool)):

@@ -10,7 +10,17 @@ import pytest
 
 from strata.errors import OptionError, RequestError
 from strata.models import PAGE, Decoder, page_bytes
-from strata.serving import ChatRequest, EmbeddingRequest, Limits, Options, TextRequest, parse_request, shared_memory
+from strata.serving import (
+    ChatRequest,
+    EmbeddingRequest,
+    Engine,
+    Limits,
+    Options,
+    Service,
+    TextRequest,
+    parse_request,
+    shared_memory,
+)
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -130,3 +140,14 @@ def test_models_share_a_limit_on_memory(decoder: Callable[..., Decoder]) -> None
     assert shared_memory(1000 + 12 * page_bytes(small, 8), 1000, [large, small], bits=8) == [160, 32]
     with pytest.raises(OptionError, match=f"need {1000 + 12 * page:,} bytes, the limit is {1000 + 11 * page:,}"):
         shared_memory(1000 + 11 * page, 1000, [large, small])
+
+
+def test_answers_without_a_limit_may_end_after_so_many_tokens(decoder: Callable[..., Decoder]) -> None:
+    service = Service(Engine(decoder(), speculate=False), answer_tokens=7)
+    told = {"messages": HELLO, "ignore_eos": True, "temperature": 0}
+    made = service.answer(CHAT, told)
+    assert (made["usage"]["completion_tokens"], made["choices"][0]["finish_reason"]) == (7, "length")
+    assert service.answer(CHAT, {**told, "max_tokens": 9})["usage"]["completion_tokens"] == 9
+    assert service.answer(TEXT, {"prompt": "once", "ignore_eos": True})["usage"]["completion_tokens"] == 16
+    with pytest.raises(OptionError, match="answer_tokens 0 is no positive number"):
+        Service(decoder(), answer_tokens=0)

@@ -1,6 +1,7 @@
 """Plans: compiled once, run often; variables; memory that is read and written in place."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -102,11 +103,59 @@ def test_what_a_plan_says_of_itself():
     plan = (x @ x).relu().prepare()
     assert [k.label for k in plan.kernels] == ["matmul + relu"]
     assert plan.kernels[0].bytes == 3 * 256 or plan.kernels[0].bytes == 2 * 256
+    (kernel,) = plan.kernels
+    assert (kernel.sizes, kernel.flops) == ((8, 8), 2 * 8**3 + 64)
+    assert kernel.name in kernel.source
+    assert kernel.schedule == ""  # no search was asked for
     assert "matmul" in plan.explain()
     profile = plan.profile(3)
     assert [row.label for row in profile.rows] == ["matmul + relu"]
     assert profile.seconds > 0
     assert "1 outputs" in repr(plan)
+
+
+def test_clones_have_results_and_chosen_inputs_of_their_own():
+    x, w = st.tensor(np.ones(4, "f")), st.tensor(np.full(4, 3, "f"))
+    plan = (x * w).prepare()
+    clone = plan.clone([x])
+    plan.execute()
+    assert clone.output(0).tolist() == [0, 0, 0, 0]  # not run yet
+    x.data()[0] = 5.0  # of the first plan only
+    clone.execute()
+    assert plan.execute().output(0).tolist() == [15, 3, 3, 3]
+    assert clone.output(0).tolist() == [3, 3, 3, 3]
+    clone.inputs[0].data()[1] = 2.0
+    assert clone.execute().output(0).tolist() == clone.tensors[0].tolist() == [3, 6, 3, 3]
+    w.data()[3] = 9.0  # which both read
+    assert (plan.execute().output(0)[3], clone.execute().output(0)[3]) == (9, 9)
+    with pytest.raises(OptionError, match="an input is a tensor with an array that the plan reads"):
+        plan.clone([st.tensor([1.0])])
+
+
+def test_clones_have_variables_of_their_own():
+    n = st.Variable("N", 1, 8)
+    x = st.empty((n, 2))
+    plan = (x + 1).prepare()
+    clone = plan.clone([x]).execute(N=5)
+    plan.execute(N=2)
+    assert (plan.output(0).shape, clone.output(0).shape) == ((2, 2), (5, 2))
+
+
+def test_clones_run_at_the_same_time(rng: np.random.Generator):
+    """Two branches, so that there is memory between programs, too."""
+    x = st.tensor(rng.standard_normal((192, 192)).astype("f"))
+    plan = ((x @ x) @ x - (x.T @ x.T) @ x.T).prepare()
+    assert plan.branches == 2
+    clones = [plan.clone([x]) for _ in range(4)]
+    for i, clone in enumerate(clones):
+        clone.inputs[0].data()[0] = i
+    want = [clone.execute().output(0).copy() for clone in clones]
+    assert len({array.tobytes() for array in want}) == 4
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(5):
+            list(threads.map(lambda clone: clone.execute(), clones))
+            for clone, array in zip(clones, want, strict=True):
+                np.testing.assert_array_equal(clone.output(0), array)
 
 
 def test_mistakes():

@@ -217,6 +217,31 @@ def test_copies_are_lazy_and_steps_of_plans(device: str, tmp_path: Path) -> None
     assert st.jit(lambda v: v + inside)(st.ones((2, 3), device=device)).device == device
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_plan_that_ends_in_a_copy_shows_what_it_copied(device: str, back: bool) -> None:
+    given = st.tensor(X)
+    made = (given * 2.0).to(device)
+    plan = ((made + 1.0).to("cpu") if back else made).prepare()
+    for step in range(2):
+        given.data()[:] = X + step
+        plan.execute()
+        want = (X + step) * 2 + (1 if back else 0)
+        np.testing.assert_array_equal(np.asarray(plan.output(0)), want)
+        np.testing.assert_array_equal(plan.tensors[0].numpy(), want)
+
+
+def test_clones_of_plans_have_copies_of_their_own(device: str) -> None:
+    given = st.tensor(X)
+    plan = ((given * 2.0).to(device) + 1.0).to("cpu").prepare()
+    clone = plan.clone([given])
+    clone.inputs[0].data()[:] = X + 5
+    plan.execute()
+    np.testing.assert_array_equal(clone.execute().output(0), (X + 5) * 2 + 1)
+    np.testing.assert_array_equal(plan.output(0), X * 2 + 1)
+    on_device = (given.to(device).realize() * 3.0).prepare().clone().execute()
+    np.testing.assert_array_equal(np.asarray(on_device.output(0)), X * 3)
+
+
 def compiled(device: str) -> st.CompiledGraph:
     g = st.Graph("scaled")
     x, w = g.input("x", (2, 3), "f32"), g.param("w", (3,), "f32")
