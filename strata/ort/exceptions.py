@@ -12,6 +12,7 @@ from strata.errors import (
     DTypeError,
     FileAccessError,
     FileError,
+    IndexRangeError,
     LowerError,
     MissingFileError,
     MissingRuleError,
@@ -186,7 +187,7 @@ def of_running(error: StrataError) -> OrtError:
             f"Non-zero status code returned while running {at['op']} node. Name:'{at['name']}' Status Message: "
             f"{at['why']}", code=error.code,
         )  # fmt: skip
-    if isinstance(error, (ShapeError, DTypeError, UnknownNameError)):
+    if isinstance(error, (ShapeError, DTypeError, UnknownNameError, IndexRangeError)):
         return InvalidArgument(error.summary, code=error.code)
     if isinstance(error, (LowerError, MissingRuleError)):
         return NotOffered(error.summary, code=error.code)

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -258,12 +258,8 @@ class InferenceSession:
         if self._is_bound:
             self._check(feeds)
         try:
-            settings = self._settings()
-            if settings is None:
+            with self._settings():
                 found = self._model.run(feeds)
-            else:
-                with settings:
-                    found = self._model.run(feeds)
         except StrataError as error:
             self._check(feeds)
             raise of_running(error) from error
@@ -359,17 +355,14 @@ class InferenceSession:
             if x is None and port is not None and not port.type.startswith("optional"):
                 raise Fail(f"Missing Input: {name}", code="O701")
 
-    def _settings(self) -> Settled | None:
-        """Threads that the options ask for; whoever asks for none gets the process's."""
-        own = self._sess_options
-        threads = own.intra_op_num_threads if own.use_per_session_threads else shared.threads
-        if threads <= 0:
-            return None
+    def _settings(self) -> Settled:
+        """Ids out of range are errors, as in onnxruntime; so many threads as the options ask for, or the process's."""
         base = config()
         if self._held is None or self._held[0] is not base:
-            from dataclasses import replace
-
-            self._held = base, replace(base, num_threads=threads)
+            own = self._sess_options
+            threads = own.intra_op_num_threads if own.use_per_session_threads else shared.threads
+            made = replace(base, check_indices=True)
+            self._held = base, replace(made, num_threads=threads) if threads > 0 else made
         return Settled(self._held[1])
 
     def _check(self, feeds: Mapping[str, Any]) -> None:

@@ -52,6 +52,10 @@ WEIGHTS = model(
     [node("Add", ["x", "w"], ["y"])], [tensor("x", FLOAT, ["N", 3]), tensor("w", FLOAT, [3])],
     [tensor("y", FLOAT, ["N", 3])], (numpy_helper.from_array(np.arange(3, dtype=np.float32), "w"),),
 )  # fmt: skip
+GATHER = model(
+    [node("Gather", ["x", "i"], ["y"])], [tensor("x", FLOAT, ["N", 3]), tensor("i", INT64, ["k"])],
+    [tensor("y", FLOAT, ["k", 3])],
+)  # fmt: skip
 UNSIZED = model([node("Relu", ["x"], ["y"])], [tensor("x", FLOAT, [None, 0, -1])], [of("y", tensor_type(FLOAT, None))])
 
 
@@ -122,6 +126,7 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
     "a map of other keys": lambda o: session(o, MAP).run(None, {"d": {"q": 1.0}}),
     "sizes of an optional": lambda o: str(session(o, OPTIONAL).get_inputs()[0]),
     "sizes that are none": lambda o: session(o, UNSIZED).get_inputs()[0].shape,
+    "ids from the end": lambda o: session(o, GATHER).run(None, {"x": X, "i": np.array([-2, 1])}),
     "None for an initializer": lambda o: session(o, WEIGHTS).run(None, {"x": X, "w": None}),
     "an initializer of another model": unknown_initializer,
     "one for true": lambda o: changed(o, "enable_profiling", 1),
@@ -200,6 +205,8 @@ def test_the_same_mistake(name: str) -> None:
 
 CLASSES: dict[str, Callable[[Any], Any]] = {  # whose words onnxruntime takes from its source files
     "sizes that do not meet": lambda o: session(o).run(None, {"x": X, "y": np.ones((3, 3), np.float32)}),
+    "ids out of range": lambda o: session(o, GATHER).run(None, {"x": X, "i": np.array([0, 2])}),
+    "ids far below zero": lambda o: session(o, GATHER).run(None, {"x": X, "i": np.array([-3])}),
     "a negative size": lambda o: o.OrtValue.ortvalue_from_shape_and_type([-1], np.float32),
     "a missing input to bind": lambda o: bound(o, x=X),
     "an unknown op": lambda o: session(o, model([node("Zork", ["x"], ["y"])], [tensor("x", FLOAT, [1])],
