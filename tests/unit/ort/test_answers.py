@@ -8,13 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import strata.ort as ours
+import strata.ort.backend as our_backend
 from strata.errors import StrataError
 
 theirs = pytest.importorskip("onnxruntime", reason="the session is compared with onnxruntime's")
+their_backend = pytest.importorskip("onnxruntime.backend", reason="its backend is compared, too")
 theirs.set_default_logger_severity(4)
 
 FLOAT, TEXT, INT64 = TensorProto.FLOAT, TensorProto.STRING, TensorProto.INT64
@@ -255,3 +258,20 @@ def test_sessions_share_threads() -> None:
     (found,) = session(ours, ADD, options).run(None, {"x": X, "y": X})
     ours.set_global_thread_pool_sizes()
     np.testing.assert_array_equal(found, X + X)
+
+
+def test_the_backend_interface() -> None:
+    for backend in (our_backend, their_backend):
+        prepared = backend.prepare(ADD, "CPU", intra_op_num_threads=1)
+        np.testing.assert_array_equal(prepared.run([X, X])[0], X + X)
+        np.testing.assert_array_equal(backend.run(onnx.load_from_string(ADD), [X, X])[0], X + X)
+        assert backend.supports_device("CPU")
+        assert backend.is_compatible(ADD, "CPU")
+        with pytest.raises(RuntimeError, match="Model expect 2 inputs"):
+            prepared.run(X)
+        with pytest.raises(RuntimeError, match="Incompatible device expected 'ZORK'"):
+            backend.prepare(ADD, "ZORK")
+        with pytest.raises(RuntimeError, match="'enable_profiling' is not permitted"):
+            backend.prepare(ADD, enable_profiling=True)
+    with pytest.raises(StrataError, match="no field 'zork'"):
+        our_backend.prepare(ADD, zork=1)
