@@ -23,7 +23,8 @@ _EXPORTS = {
     "strata.ort.process": (
         "get_all_providers", "get_available_providers", "get_build_info", "get_device", "get_version_string",
         "has_collective_ops", "preload_dlls", "print_debug_info", "set_default_logger_severity",
-        "set_default_logger_verbosity", "disable_telemetry_events", "enable_telemetry_events",
+        "set_default_logger_verbosity", "set_global_thread_pool_sizes", "disable_telemetry_events",
+        "enable_telemetry_events",
     ),
 }  # fmt: skip
 _TABLE = {name: module for module, names in _EXPORTS.items() for name in names}
@@ -32,6 +33,7 @@ _ABSENT = {
     "tools": "they are onnxruntime's own",
     "transformers": "strata fuses by itself",
     "training": "strata.onnx.load(path).trainable() gives parameters and a loss",
+    "set_seed": "runs draw the same numbers every time; give nodes a seed",
     "SparseTensor": "give dense arrays",
     "LoraAdapter": "merge the adapter into the model",
     "AdapterFormat": "merge the adapter into the model",

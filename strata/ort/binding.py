@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strata.ort.exceptions import InvalidArgument, RuntimeException
+from strata.errors import ArgumentError
+from strata.ort.exceptions import InvalidArgument, OrtError, RuntimeException
 from strata.ort.values import OrtDevice, OrtValue, as_feed, at_address, element_dtype, require_host, type_of
+from strata.places import here
 
 if TYPE_CHECKING:
     from strata.ort.session import InferenceSession
@@ -26,11 +28,18 @@ class IOBinding:
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """Use an array as an input."""
         self._input(name)
+        if isinstance(arr_on_cpu, np.ndarray) and arr_on_cpu.dtype.kind in "OUS":
+            raise RuntimeException("Only binding non-string Tensors is currently supported", code="O701", plain=True)
+        if not isinstance(arr_on_cpu, (np.ndarray, OrtValue)) and not hasattr(arr_on_cpu, "__dlpack__"):
+            raise RuntimeException("Unable to create OrtValue from the given python object", code="O701", plain=True)
         self._inputs[name] = as_feed(name, arr_on_cpu)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Use a value as an input."""
-        self._input(name)
+        if name not in self._session.input_names:
+            raise RuntimeException(
+                f"Error when binding input: Failed to find input name in the mapping: {name}", code="N701", plain=True
+            )
         self._inputs[name] = as_feed(name, ortvalue)
 
     def bind_input(
@@ -64,6 +73,8 @@ class IOBinding:
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Ask for an output in the memory of a value."""
+        if not isinstance(ortvalue, OrtValue):
+            raise ArgumentError(f"an output is an OrtValue, got {type(ortvalue).__name__}", code="O702", place=here())
         self._outputs[name] = ortvalue.numpy()
 
     def _input(self, name: str) -> None:
@@ -100,8 +111,11 @@ class IOBinding:
                 "Error in execution: At least one output should be requested.", code="O701", plain=True
             )
         names = list(self._outputs)
-        found = dict(zip(names, run(names, self._inputs), strict=True))
-        self._results = [OrtValue(_placed(name, found[name], self._outputs)) for name in names]
+        try:
+            found = dict(zip(names, run(names, self._inputs), strict=True))
+            self._results = [OrtValue(_placed(name, found[name], self._outputs)) for name in names]
+        except OrtError as error:
+            raise RuntimeException(f"Error in execution: {error.said}", code=error.code, plain=True) from error
 
 
 def _placed(name: str, value: Any, buffers: Mapping[str, np.ndarray | None]) -> Any:
@@ -109,7 +123,11 @@ def _placed(name: str, value: Any, buffers: Mapping[str, np.ndarray | None]) -> 
     buffer = buffers[name]
     if buffer is None:
         return value
-    if not isinstance(value, np.ndarray) or buffer.shape != value.shape or buffer.dtype != value.dtype:
+    if isinstance(value, np.ndarray) and buffer.dtype != value.dtype:
+        raise InvalidArgument(
+            f"Unexpected output data type. Actual: ({type_of(buffer)}) , expected: ({type_of(value)})", code="D701"
+        )
+    if not isinstance(value, np.ndarray) or buffer.shape != value.shape:
         raise InvalidArgument(
             f"output {name}: the buffer is {type_of(buffer)}{list(buffer.shape)}, the result "
             f"{type_of(value)}{list(getattr(value, 'shape', ()))}", code="S701",

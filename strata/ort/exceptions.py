@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from strata.errors import (
@@ -11,9 +12,11 @@ from strata.errors import (
     DTypeError,
     FileAccessError,
     FileError,
+    IndexRangeError,
     LowerError,
     MissingFileError,
     MissingRuleError,
+    RunError,
     ShapeError,
     StrataError,
     UnknownNameError,
@@ -29,6 +32,7 @@ class OrtError(StrataError):
 
     def __init__(self, message: str, *, code: str | None = None, plain: bool = False) -> None:
         number, name = self.status
+        self.said = message  # without the number and name of the status
         super().__init__(
             message if plain else f"[ONNXRuntimeError] : {number} : {name} : {message}", code=code, place=here()
         )
@@ -141,23 +145,49 @@ def of_loading(error: StrataError, where: str) -> OrtError:
     if isinstance(error, FileAccessError):
         return InvalidProtobuf(f"Load model from {where} failed:{error.summary}", code=error.code)
     if isinstance(error, UnknownNameError):
-        return InvalidGraph(f"This is an invalid model. {error.summary}", code=error.code)
+        return _of_unknown(error)
     if isinstance(error, FileError) and "not an ONNX model" in error.summary:
         if where:
             return InvalidProtobuf(f"Load model from {where} failed:Protobuf parsing failed.")
         return InvalidProtobuf("Failed to load model because protobuf parsing failed.")
     if isinstance(error, FileError) and "no graph" in error.summary:
-        return InvalidArgument("No graph was found in the protobuf.", code=error.code)
+        at = f"Load model from {where} failed:" if where else ""
+        return InvalidArgument(f"{at}No graph was found in the protobuf.", code=error.code)
     if isinstance(error, FileError) and "of a previous node" in error.summary:
         return InvalidArgument(f"Invalid model. {error.summary}", code=error.code)
+    if isinstance(error, FileError) and any(x in error.summary for x in _NOT_WHOLE):
+        return Fail(f"This is an invalid model. Error: {error.summary}", code=error.code)
     if isinstance(error, (FileError, BudgetError)):
         return InvalidGraph(error.summary, code=error.code)
     return of_running(error)
 
 
+_NOT_WHOLE = ("both give", "or output of a node", "is the newest known")  # which have no status of their own
+_OF_STANDARD = ("", "ai", "com")  # first words of domains whose ops are registered
+_UNKNOWN = re.compile(r"at these nodes: (?:(?P<domain>[\w.]+)\.)?(?P<op>\w+) \(")
+_AT_NODE = re.compile(r"node '(?P<name>[^']*)' \((?P<op>\w+)\): (?P<why>.*)", re.DOTALL)
+
+
+def _of_unknown(error: StrataError) -> OrtError:
+    found = _UNKNOWN.search(error.summary)
+    if found is None:
+        return InvalidGraph(f"This is an invalid model. {error.summary}", code=error.code)
+    domain, op = found["domain"] or "", found["op"]
+    if domain.split(".")[0] not in _OF_STANDARD:
+        return Fail(f"Fatal error: {domain}:{op}(-1) is not a registered function/op: {error.summary}", code=error.code)
+    return InvalidGraph(f"This is an invalid model. Error No Op registered for {op}: {error.summary}", code=error.code)
+
+
 def of_running(error: StrataError) -> OrtError:
     """What onnxruntime raises where a run fails."""
-    if isinstance(error, (ShapeError, DTypeError, UnknownNameError)):
+    at = _AT_NODE.match(error.summary)
+    if at is not None and isinstance(error, (ShapeError, RunError)):
+        kind = InvalidArgument if isinstance(error, RunError) else Fail
+        return kind(
+            f"Non-zero status code returned while running {at['op']} node. Name:'{at['name']}' Status Message: "
+            f"{at['why']}", code=error.code,
+        )  # fmt: skip
+    if isinstance(error, (ShapeError, DTypeError, UnknownNameError, IndexRangeError)):
         return InvalidArgument(error.summary, code=error.code)
     if isinstance(error, (LowerError, MissingRuleError)):
         return NotOffered(error.summary, code=error.code)

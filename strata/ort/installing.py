@@ -16,7 +16,7 @@ from typing import Any
 NAME = "onnxruntime"
 OURS = "strata.ort"
 _PARTS = (
-    "capi", "capi.onnxruntime_pybind11_state", "capi.onnxruntime_inference_collection", "capi._pybind_state",
+    "backend", "capi", "capi.onnxruntime_pybind11_state", "capi.onnxruntime_inference_collection", "capi._pybind_state",
 )  # fmt: skip
 
 
@@ -62,7 +62,8 @@ class _Finder(MetaPathFinder):
         if part in _PARTS:
             return ModuleSpec(fullname, _Alias(f"{OURS}.{part}"), is_package=part == "capi")
         raise ModuleNotFoundError(
-            f"No module named {fullname!r}: {NAME} is strata.ort here, which has only {NAME}.capi", name=fullname
+            f"No module named {fullname!r}: {NAME} is strata.ort here, which has only {NAME}.capi and {NAME}.backend",
+            name=fullname,
         )
 
     def find_distributions(self, context: DistributionFinder.Context = _ANY) -> Iterator[Distribution]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from strata.errors import ArgumentError
 from strata.ort.enums import (
@@ -13,7 +14,10 @@ from strata.ort.enums import (
     OrtExecutionProviderDevicePolicy,
 )
 from strata.ort.exceptions import Fail, NotOffered, RuntimeException
+from strata.ort.providers import ALL_PROVIDERS
 from strata.places import here
+
+LONGEST_KEY = 1024  # of an entry, in onnxruntime
 
 
 def _kind_error(name: str, kind: type, value: Any) -> ArgumentError:
@@ -24,32 +28,59 @@ def _kind_error(name: str, kind: type, value: Any) -> ArgumentError:
     )
 
 
+def _add_entry(entries: dict[str, str], key: str, value: str) -> None:
+    for text in (key, value):
+        if not isinstance(text, str):
+            raise _kind_error("an entry", str, text)
+    if not 0 < len(key) <= LONGEST_KEY:
+        raise RuntimeException(
+            f"Config key is empty or longer than maximum length {LONGEST_KEY}", code="O701", plain=True
+        )
+    entries[key] = value
+
+
+@dataclass
+class GlobalThreads:
+    """Threads of sessions that share them; 0 is what the process has."""
+
+    threads: int = 0
+
+
+shared = GlobalThreads()
+
+
 class _Settings:
-    """Fields with a default and a kind; others cannot be set."""
+    """Fields with a default and a kind, which are properties of the class; others cannot be set."""
 
     _defaults: dict[str, Any] = {}  # noqa: RUF012 - never written to
     __slots__ = ("_values",)
 
+    def __init_subclass__(cls) -> None:
+        for name, default in cls.__dict__.get("_defaults", {}).items():
+            setattr(cls, name, _field(name, type(default)))
+
     def __init__(self) -> None:
-        object.__setattr__(self, "_values", dict(self._defaults))
+        self._values = dict(self._defaults)
 
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__") and name in self._defaults:
-            return self._values[name]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    if TYPE_CHECKING:  # the fields
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._defaults:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        kind = type(self._defaults[name])
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def _field(name: str, kind: type) -> property:
+    def read(self: _Settings) -> Any:
+        return self._values[name]
+
+    def write(self: _Settings, value: Any) -> None:
         if kind is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
+        if kind is bool and (value is None or value in (0, 1)):
+            value = bool(value)
         if not isinstance(value, kind) and not (kind is int and hasattr(value, "__index__")):
             raise _kind_error(name, kind, value)
         self._values[name] = int(value) if kind is int else value
 
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._defaults})
+    return property(read, write)
 
 
 class SessionOptions(_Settings):
@@ -78,10 +109,10 @@ class SessionOptions(_Settings):
 
     def __init__(self) -> None:
         super().__init__()
-        object.__setattr__(self, "_entries", {})
-        object.__setattr__(self, "_free_sizes", {})
-        object.__setattr__(self, "_initializers", {})
-        object.__setattr__(self, "_providers", [])
+        self._entries: dict[str, str] = {}
+        self._free_sizes: dict[str, int] = {}
+        self._initializers: dict[str, Any] = {}
+        self._providers: list[tuple[str, dict[str, str]]] = []
 
     def __copy__(self) -> SessionOptions:
         made = SessionOptions()
@@ -90,12 +121,12 @@ class SessionOptions(_Settings):
         made._providers.extend(self._providers)
         return made
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SessionOptions:
+        return self.__copy__()
+
     def add_session_config_entry(self, config_key: str, config_value: str) -> None:
         """Keep a pair of texts."""
-        for value in (config_key, config_value):
-            if not isinstance(value, str):
-                raise _kind_error("an entry", str, value)
-        self._entries[config_key] = config_value
+        _add_entry(self._entries, config_key, config_value)
 
     def get_session_config_entry(self, config_key: str) -> str:
         """A text that was kept."""
@@ -123,6 +154,8 @@ class SessionOptions(_Settings):
 
         if not isinstance(ort_value, OrtValue):
             raise _kind_error("an initializer", OrtValue, ort_value)
+        if name in self._initializers:
+            raise RuntimeException(f"An OrtValue for this name has already been added: {name}", code="O701", plain=True)
         self._initializers[name] = ort_value
 
     def add_external_initializers(self, names: list[str], values: list[Any]) -> None:
@@ -141,6 +174,8 @@ class SessionOptions(_Settings):
         """Prefer a provider over those that are added later."""
         if not isinstance(provider_name, str):
             raise _kind_error("a provider", str, provider_name)
+        if provider_name not in ALL_PROVIDERS:
+            raise RuntimeException(f"Unknown Provider Type: {provider_name}", code="O701", plain=True)
         self._providers.append((provider_name, dict(provider_options)))
 
     def has_providers(self) -> bool:
@@ -173,14 +208,11 @@ class RunOptions(_Settings):
 
     def __init__(self) -> None:
         super().__init__()
-        object.__setattr__(self, "_entries", {})
+        self._entries: dict[str, str] = {}
 
     def add_run_config_entry(self, config_key: str, config_value: str) -> None:
         """Keep a pair of texts."""
-        for value in (config_key, config_value):
-            if not isinstance(value, str):
-                raise _kind_error("an entry", str, value)
-        self._entries[config_key] = config_value
+        _add_entry(self._entries, config_key, config_value)
 
     def get_run_config_entry(self, config_key: str) -> str:
         """A text that was kept."""

@@ -7,8 +7,11 @@ import sys
 from typing import Any
 
 from strata.config import logger
+from strata.errors import ArgumentError
 from strata.ort.exceptions import RuntimeException
+from strata.ort.options import shared
 from strata.ort.providers import ALL_PROVIDERS, available_providers
+from strata.places import here
 
 INTERFACE = "1.31.1"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -46,7 +49,8 @@ def has_collective_ops() -> bool:
 
 def set_default_logger_severity(severity: int) -> None:
     """The level of strata's logger: 0 is everything, 4 only what is fatal."""
-    if not isinstance(severity, int) or not 0 <= severity < len(_LEVELS):
+    _require_number("severity", severity)
+    if not 0 <= severity < len(_LEVELS):
         raise RuntimeException(
             f"Invalid logging severity {severity!r}. 0:Verbose, 1:Info, 2:Warning, 3:Error, 4:Fatal", code="O701",
             plain=True,
@@ -56,6 +60,21 @@ def set_default_logger_severity(severity: int) -> None:
 
 def set_default_logger_verbosity(verbosity: int) -> None:
     """Only onnxruntime has levels below its most verbose one."""
+    _require_number("verbosity", verbosity)
+
+
+def _require_number(name: str, value: Any) -> None:
+    if not isinstance(value, int):
+        raise ArgumentError(
+            f"{name} is a number, got {value!r}: incompatible function arguments", code="O702", place=here()
+        )
+
+
+def set_global_thread_pool_sizes(intra_op_num_threads: int = 0, inter_op_num_threads: int = 0) -> None:
+    """Threads of the sessions made from now on whose options say `use_per_session_threads = False`."""
+    for name, value in (("intra_op_num_threads", intra_op_num_threads), ("inter_op_num_threads", inter_op_num_threads)):
+        _require_number(name, value)
+    shared.threads = intra_op_num_threads
 
 
 def enable_telemetry_events() -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from strata.ort.exceptions import InvalidArgument
+from strata.ort.exceptions import InvalidArgument, RuntimeException
 
 ALL_PROVIDERS = (
     "NvTensorRTRTXExecutionProvider", "TensorrtExecutionProvider", "CUDAExecutionProvider", "MIGraphXExecutionProvider",
@@ -54,7 +54,9 @@ def normalized(providers: Any, provider_options: Any) -> dict[str, dict[str, str
         found[name] = {str(key): str(value) for key, value in options.items()}
     for name in found:
         if name not in ALL_PROVIDERS:
-            raise InvalidArgument(f"Unknown Provider Type: {name}", plain=True)
+            raise RuntimeException(f"Unknown Provider Type: {name}", code="O701", plain=True)
+    if "CPUExecutionProvider" in found:
+        found["CPUExecutionProvider"] = {}  # which takes none, and reports none
     return found
 
 

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from strata.core import new_lock
 from strata.errors import ArgumentError, StrataError
 from strata.io import onnx
 from strata.ort.binding import IOBinding
+from strata.ort.checks import Sizes, require_fit
 from strata.ort.exceptions import (
     Fail,
     InvalidArgument,
@@ -27,15 +28,13 @@ from strata.ort.exceptions import (
     of_loading,
     of_running,
 )
-from strata.ort.options import RunOptions, SessionOptions
+from strata.ort.options import RunOptions, SessionOptions, shared
 from strata.ort.providers import available_providers, device_of, normalized
-from strata.ort.values import CPU_MEMORY, OrtMemoryInfo, OrtValue, as_feed, type_of
+from strata.ort.values import CPU_MEMORY, OrtMemoryInfo, OrtValue, as_feed
 from strata.places import here
 
-Sizes = list[int | str | None]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodeArg:
     """An input or output: its name, its type in ONNX's words, its sizes: numbers, names, or None."""
 
@@ -80,22 +79,24 @@ class InferenceSession:
             )  # fmt: skip
         for name in kwargs.keys() - {"enable_fallback", "read_config_from_model", "disabled_optimizers"}:
             logger.warning("InferenceSession has no argument %r; it has no effect", name)
-        self._options = SessionOptions() if sess_options is None else copy(sess_options)
-        self._can_fall_back = int(kwargs.get("enable_fallback", 1)) == 1
+        self._sess_options = SessionOptions() if sess_options is None else copy(sess_options)
+        self._enable_fallback = int(kwargs.get("enable_fallback", 1)) == 1
         self._source = path_or_bytes
+        self._model_bytes = path_or_bytes if isinstance(path_or_bytes, bytes) else None
+        self._model_path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
         self._lock = new_lock()
         self._held: Any = None  # settings of the runs, and those that they were made from
         try:
             self._choose(providers, provider_options)
         except OrtError as error:
-            if not self._can_fall_back:
+            if not self._enable_fallback:
                 raise
             warnings.warn(f"EP Error {error.summary} when using {providers}: the CPU is used", stacklevel=2)
             self._choose(["CPUExecutionProvider"], None)
         self._load()
         self._profile: Any = None
         self._started = 0
-        if self._options.enable_profiling:
+        if self._sess_options.enable_profiling:
             self._profile_runs()
 
     def __repr__(self) -> str:
@@ -104,8 +105,8 @@ class InferenceSession:
     # loading
 
     def _choose(self, providers: Any, provider_options: Any) -> None:
-        if providers is None and self._options.has_providers():
-            providers = list(self._options._providers)
+        if providers is None and self._sess_options.has_providers():
+            providers = list(self._sess_options._providers)
         chosen = normalized(providers, provider_options)
         self._device = device_of(chosen)
         names = [name for name in chosen if name in available_providers()]
@@ -119,22 +120,21 @@ class InferenceSession:
             raise Fail("models in onnxruntime's own format (.ort) are not read: give the ONNX file", code="L701")
         if isinstance(source, bytes) and not source:
             raise InvalidArgument("No graph was found in the protobuf.")
+        given = self._replaced() if self._sess_options._initializers else source
         try:
-            self._model = onnx.OnnxModel(
-                self._replaced() if self._options._initializers else source, device=self._device
-            )
+            self._model = onnx.OnnxModel(given, device=self._device)
         except StrataError as error:
             raise of_loading(error, where) from error
         declared = self._model.declared
-        free = self._options._free_sizes
-        self._inputs = [_node_arg(p, free) for p in declared.inputs]
-        self._outputs = [_node_arg(p, free) for p in declared.outputs]
-        self._optional = [_node_arg(p, free) for p in declared.optional_inputs]
-        self._expected = {x.name: x for x in (*self._inputs, *self._optional)}
-        self._required = [x.name for x in self._inputs if not x.type.startswith("optional")]
-        self._places = {x.name: i for i, x in enumerate(self._outputs)}
+        free = self._sess_options._free_sizes
+        self._inputs_meta = [_node_arg(p, free) for p in declared.inputs]
+        self._outputs_meta = [_node_arg(p, free) for p in declared.outputs]
+        self._overridable_initializers = [_node_arg(p, free) for p in declared.optional_inputs]
+        self._expected = {x.name: x for x in (*self._inputs_meta, *self._overridable_initializers)}
+        self._required = [x.name for x in self._inputs_meta if not x.type.startswith("optional")]
+        self._places = {x.name: i for i, x in enumerate(self._outputs_meta)}
         self._is_bound = any(p.dims and any(isinstance(d, str) and d in free for d in p.dims) for p in declared.inputs)
-        if self._options.optimized_model_filepath:
+        if self._sess_options.optimized_model_filepath:
             self._write_optimized()
 
     def _replaced(self) -> Any:
@@ -148,7 +148,7 @@ class InferenceSession:
             else:
                 proto = standard.load(os.fspath(self._source), load_external_data=False)
                 base = os.path.dirname(os.path.abspath(os.fspath(self._source)))
-                ours = [t for t in proto.graph.initializer if t.name not in self._options._initializers]
+                ours = [t for t in proto.graph.initializer if t.name not in self._sess_options._initializers]
                 for tensor in ours:
                     if tensor.data_location == standard.TensorProto.EXTERNAL:
                         standard.external_data_helper.load_external_data_for_tensor(tensor, base)
@@ -158,9 +158,9 @@ class InferenceSession:
         except Exception as error:
             raise InvalidGraph(f"the model cannot be read: {error}") from error
         held = {t.name: t for t in proto.graph.initializer}
-        for name, value in self._options._initializers.items():
+        for name, value in self._sess_options._initializers.items():
             if name not in held:
-                raise InvalidGraph(f"the model has no initializer {name!r}", code="N701")
+                continue  # values may be shared by several models
             array = value.numpy()
             if tuple(held[name].dims) != array.shape:
                 raise InvalidGraph(
@@ -171,7 +171,7 @@ class InferenceSession:
 
     def _write_optimized(self) -> None:
         try:
-            onnx.export(self._model, self._options.optimized_model_filepath)
+            onnx.export(self._model, self._sess_options.optimized_model_filepath)
         except StrataError as error:
             raise of_running(error) from error
 
@@ -184,15 +184,15 @@ class InferenceSession:
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs of the model."""
-        return list(self._inputs)
+        return list(self._inputs_meta)
 
     def get_outputs(self) -> list[NodeArg]:
         """The outputs of the model."""
-        return list(self._outputs)
+        return list(self._outputs_meta)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Initializers that are inputs as well."""
-        return list(self._optional)
+        return list(self._overridable_initializers)
 
     def get_modelmeta(self) -> ModelMetadata:
         """What the file says about itself."""
@@ -205,7 +205,7 @@ class InferenceSession:
 
     def get_session_options(self) -> SessionOptions:
         """The settings of the session."""
-        return self._options
+        return self._sess_options
 
     def get_providers(self) -> list[str]:
         """Providers in the order of preference; those that cannot be had here are left out."""
@@ -222,19 +222,19 @@ class InferenceSession:
 
     def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
         """Where inputs are taken from."""
-        return [CPU_MEMORY for _ in self._inputs]
+        return [CPU_MEMORY for _ in self._inputs_meta]
 
     def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
         """Where outputs are given."""
-        return [CPU_MEMORY for _ in self._outputs]
+        return [CPU_MEMORY for _ in self._outputs_meta]
 
     def disable_fallback(self) -> None:
         """Let a provider that fails be an error."""
-        self._can_fall_back = False
+        self._enable_fallback = False
 
     def enable_fallback(self) -> None:
         """Use the CPU where a provider fails."""
-        self._can_fall_back = True
+        self._enable_fallback = True
 
     # running
 
@@ -249,26 +249,17 @@ class InferenceSession:
             )
         for x in input_feed.values():
             if type(x) is not np.ndarray:
-                feeds = {name: as_feed(name, x) for name, x in input_feed.items()}
+                feeds = {name: as_feed(name, x) for name, x in input_feed.items() if x is not None or self._needs(name)}
                 self._require_values(feeds)
                 break
         if run_options is not None:
             self._obey(run_options)
-        for name in self._required:
-            if name not in feeds:
-                missing = [x for x in self._required if x not in feeds]
-                raise InvalidArgument(
-                    f"Required inputs ({missing}) are missing from input feed ({list(feeds)}).", code="N701", plain=True
-                )
+        self._require_inputs(feeds)
         if self._is_bound:
             self._check(feeds)
         try:
-            settings = self._settings()
-            if settings is None:
+            with self._settings():
                 found = self._model.run(feeds)
-            else:
-                with settings:
-                    found = self._model.run(feeds)
         except StrataError as error:
             self._check(feeds)
             raise of_running(error) from error
@@ -282,7 +273,13 @@ class InferenceSession:
         try:
             return [found[self._places[name]] for name in output_names]
         except KeyError as error:
-            raise InvalidArgument(f"Invalid output name:{error.args[0]}", code="N701") from None
+            name = error.args[0]
+            if not isinstance(name, str):
+                raise ArgumentError(
+                    f"run(): incompatible function arguments: the name of an output is a str, got {name!r}",
+                    code="O702", place=here(),
+                ) from None  # fmt: skip
+            raise InvalidArgument(f"Invalid output name:{name}", code="N701") from None
 
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
@@ -304,11 +301,13 @@ class InferenceSession:
                 f"run_async(): callback is a function, got {type(callback).__name__}", code="O702", place=here()
             )
 
+        self._require_inputs(input_feed)
+
         def work() -> None:
             try:
                 found, error = self.run(output_names, input_feed, run_options), ""
             except Exception as reason:  # noqa: BLE001 - the callback is told
-                found, error = [], str(reason)
+                found, error = [], reason.said if isinstance(reason, OrtError) else str(reason)
             callback(found, user_data, error)
 
         threading.Thread(target=work, name="strata-ort-run", daemon=True).start()
@@ -338,22 +337,32 @@ class InferenceSession:
         if options.terminate:
             raise Fail("Exiting due to terminate flag being set to true.")
 
+    def _require_inputs(self, feeds: Mapping[str, Any]) -> None:
+        for name in self._required:
+            if name not in feeds:
+                missing = [x for x in self._required if x not in feeds]
+                raise InvalidArgument(
+                    f"Required inputs ({missing}) are missing from input feed ({list(feeds)}).", code="N701", plain=True
+                )
+
+    def _needs(self, name: str) -> bool:
+        """Whether None is not the same as nothing: it is for an initializer that the run may replace."""
+        return all(x.name != name for x in self._overridable_initializers)
+
     def _require_values(self, feeds: Mapping[str, Any]) -> None:
         for name, x in feeds.items():
             port = self._expected.get(name)
             if x is None and port is not None and not port.type.startswith("optional"):
                 raise Fail(f"Missing Input: {name}", code="O701")
 
-    def _settings(self) -> Settled | None:
-        """Threads that the options ask for; whoever asks for none gets the process's."""
-        threads = self._options.intra_op_num_threads
-        if threads <= 0:
-            return None
+    def _settings(self) -> Settled:
+        """Ids out of range are errors, as in onnxruntime; so many threads as the options ask for, or the process's."""
         base = config()
         if self._held is None or self._held[0] is not base:
-            from dataclasses import replace
-
-            self._held = base, replace(base, num_threads=threads)
+            own = self._sess_options
+            threads = own.intra_op_num_threads if own.use_per_session_threads else shared.threads
+            made = replace(base, check_indices=True)
+            self._held = base, replace(made, num_threads=threads) if threads > 0 else made
         return Settled(self._held[1])
 
     def _check(self, feeds: Mapping[str, Any]) -> None:
@@ -362,32 +371,7 @@ class InferenceSession:
             port = self._expected.get(name)
             if port is None:
                 raise InvalidArgument(f"Invalid input name: {name}", code="N701")
-            if not isinstance(x, np.ndarray) or not port.type.startswith("tensor"):
-                continue
-            actual = type_of(x)
-            if actual != port.type and port.type != "tensor(undefined)":
-                raise InvalidArgument(
-                    f"Unexpected input data type. Actual: ({actual}) , expected: ({port.type})", code="D701"
-                )
-            declared = port.shape
-            if not declared:
-                continue
-            if len(declared) != x.ndim:
-                raise InvalidArgument(
-                    f"Invalid rank for input: {name} Got: {x.ndim} Expected: {len(declared)} Please fix either the "
-                    "inputs/outputs or the model.", code="S701",
-                )  # fmt: skip
-            wrong = [
-                f" index: {i} Got: {got} Expected: {d}"
-                for i, (got, d) in enumerate(zip(x.shape, declared, strict=True))
-                if isinstance(d, int) and d >= 0 and got != d
-            ]
-            if wrong:
-                lines = "\n".join(wrong)
-                raise InvalidArgument(
-                    f"Got invalid dimensions for input: {name} for the following indices\n{lines}\n"
-                    " Please fix either the inputs/outputs or the model.", code="S701",
-                )  # fmt: skip
+            require_fit(name, x, port.type, port.shape)
 
     # profiling
 
@@ -395,7 +379,7 @@ class InferenceSession:
         from strata.runtime import trace
 
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-        path = f"{self._options.profile_file_prefix}_{stamp}.json"
+        path = f"{self._sess_options.profile_file_prefix}_{stamp}.json"
         self._started = time.monotonic_ns()
         tracing = trace(path)
         tracing.__enter__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from strata.errors import ArgumentError, StrataError
 from strata.io import onnx
-from strata.ort.enums import OrtAllocatorType, OrtDeviceVendorId, OrtMemType
+from strata.ort.enums import OrtAllocatorType, OrtDeviceMemoryType, OrtDeviceVendorId, OrtMemType
 from strata.ort.exceptions import Fail, InvalidArgument, NotOffered, RuntimeException
 from strata.places import here
 
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1, "gpu": 1, "dml": 1, "webgpu": 1, "fpga": 2, "cann": 3, "npu": 3}
+_MAKERS = {"cuda": OrtDeviceVendorId.NVIDIA, "dml": OrtDeviceVendorId.MICROSOFT, "cann": OrtDeviceVendorId.HUAWEI}
 
 
 class OrtDevice:
@@ -30,7 +31,23 @@ class OrtDevice:
         kind = _DEVICE_TYPES.get(ort_device_name.lower()) if isinstance(ort_device_name, str) else None
         if kind is None:
             raise RuntimeException(f"Unsupported device type: {ort_device_name}", code="O701", plain=True)
-        return OrtDevice(kind, int(device_id), max(int(vendor_id), 0))
+        maker = _MAKERS.get(ort_device_name.lower(), 0) if int(vendor_id) < 0 else int(vendor_id)
+        return OrtDevice(kind, int(device_id), maker)
+
+    @staticmethod
+    def cpu() -> int:
+        """The number of the kind of CPUs."""
+        return _DEVICE_TYPES["cpu"]
+
+    @staticmethod
+    def cuda() -> int:
+        """The number of the kind of GPUs."""
+        return _DEVICE_TYPES["cuda"]
+
+    @staticmethod
+    def default_memory() -> int:
+        """The number of the kind of a device's own memory."""
+        return int(OrtDeviceMemoryType.DEFAULT)
 
     def device_id(self) -> int:
         """Its number."""
@@ -66,12 +83,28 @@ def element_dtype(element_type: Any) -> np.dtype[Any]:
     """NumPy's type for one of NumPy's or for a number of ONNX's."""
     if isinstance(element_type, int) and not isinstance(element_type, bool):
         if element_type not in onnx.dtypes.NUMPY:
-            raise InvalidArgument(f"element type {element_type} is not one of ONNX's", code="O701")
-        return onnx.dtypes.NUMPY[element_type]
+            raise RuntimeException(f"tensor type {element_type} is not supported", code="O701", plain=True)
+        return _of_numbers(onnx.dtypes.NUMPY[element_type])
     try:
-        return np.dtype(element_type)
+        return _of_numbers(np.dtype(element_type))
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"not an element type: {error}", code="O702", place=here()) from None
+
+
+def _of_numbers(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype not in onnx.dtypes.NUMBER or onnx.dtypes.is_text(dtype):
+        raise RuntimeException(
+            "Creation of OrtValues is currently only supported from non-string numpy arrays", code="O701", plain=True
+        )
+    return dtype
+
+
+def require_sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape whose sizes are whole numbers from 0 on."""
+    sizes = tuple(int(d) for d in shape)
+    if any(d < 0 for d in sizes):
+        raise RuntimeException(f"Tensor shape.Size() must be >= 0, the shape is {list(sizes)}", code="S701", plain=True)
+    return sizes
 
 
 def require_host(device_type: str) -> None:
@@ -94,7 +127,7 @@ def type_of(value: Any) -> str:
     return (
         f"tensor({onnx.dtypes.NAMES.get(number, value.dtype.name)})"
         if number is not None
-        else f"tensor({value.dtype.name})"
+        else f"tensor({value.dtype.str if value.dtype.byteorder == '>' else value.dtype.name})"
     )
 
 
@@ -112,11 +145,7 @@ class OrtValue:
     ) -> OrtValue:
         """A value that shares an array's memory."""
         require_host(device_type)
-        if not isinstance(numpy_obj, np.ndarray) or numpy_obj.dtype.kind in "OUS":
-            raise RuntimeException(
-                "Creation of OrtValues is currently only supported from non-string numpy arrays", code="O701",
-                plain=True,
-            )  # fmt: skip
+        _of_numbers(numpy_obj.dtype if isinstance(numpy_obj, np.ndarray) else onnx.dtypes.TEXT)
         return cls(np.ascontiguousarray(numpy_obj) if numpy_obj.ndim else numpy_obj)
 
     @classmethod
@@ -145,7 +174,7 @@ class OrtValue:
         """A value of a shape, whose elements are not set."""
         if memory_info is None:
             require_host(device_type)
-        return cls(np.empty(tuple(shape), element_dtype(element_type)))
+        return cls(np.empty(require_sizes(shape), element_dtype(element_type)))
 
     @classmethod
     def from_dlpack(cls, data: Any, /) -> OrtValue:
@@ -193,8 +222,9 @@ class OrtValue:
         return type_of(self._value)
 
     def element_type(self) -> int:
-        """The number of its element type."""
-        return onnx.dtypes.NUMBER[self._tensor().dtype]
+        """The number of its element type; of the elements' type where it is a sequence."""
+        held = self._value[0] if isinstance(self._value, list) and self._value else self._tensor()
+        return onnx.dtypes.NUMBER[held.dtype]
 
     def tensor_size_in_bytes(self) -> int:
         """Bytes of its elements."""
@@ -221,17 +251,18 @@ class OrtValue:
         if not isinstance(data, (np.ndarray, OrtValue)):
             raise ArgumentError("data must be a numpy.ndarray or an OrtValue.", code="O702", place=here())
         source, target = data._tensor() if isinstance(data, OrtValue) else data, self._tensor()
-        if source.shape != target.shape or source.dtype != target.dtype:
-            raise Fail(
-                f"the value is {type_of(target)}{list(target.shape)}, the data are "
-                f"{type_of(source)}{list(source.shape)}", code="O701",
-            )  # fmt: skip
-        np.copyto(target, source)
+        if source.size != target.size:
+            raise RuntimeException(
+                "The input size of numpy arrays does not match the size of the OrtValue.", code="S701", plain=True
+            )
+        if source.dtype != target.dtype:
+            raise Fail(f"the value is {type_of(target)}, the data are {type_of(source)}", code="O701")
+        np.copyto(target, source.reshape(target.shape))
 
 
 def at_address(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> np.ndarray:
     """An array over memory that somebody else holds."""
-    sizes = tuple(int(d) for d in shape)
+    sizes = require_sizes(shape)
     count = int(np.prod(sizes, dtype=np.int64)) * dtype.itemsize
     if not count:
         return np.empty(sizes, dtype)
@@ -252,16 +283,17 @@ def as_feed(name: str, value: Any) -> Any:
         try:
             np.asarray(value)
         except (ValueError, StrataError):
-            pass
-        else:
-            return list(value)  # numbers, which become elements of the declared type
-    elif isinstance(value, str):
-        pass
-    elif isinstance(value, np.generic) or hasattr(value, "__dlpack__") or hasattr(value, "__array__"):
+            raise RuntimeException("Could not create tensor from given input list", code="O701", plain=True) from None
+        return list(value)  # numbers, which become elements of the declared type
+    if isinstance(value, np.generic) or hasattr(value, "__dlpack__") or hasattr(value, "__array__"):
         return np.asarray(value)
-    elif isinstance(value, dict):
+    if isinstance(value, dict):
+        if not value:
+            raise RuntimeException(
+                "Size of dictionary is empty, unable to run the prediction.", code="O701", plain=True
+            )
         return value
-    else:
+    if not isinstance(value, Iterable):
         raise RuntimeException(f"Unable to handle object of type {type(value)}", code="O701", plain=True)
     raise RuntimeException(
         f"Input must be a list of dictionaries or a single numpy array for input '{name}'.", code="O701", plain=True

@@ -46,6 +46,18 @@ def is_text(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "O"
 
 
+def as_texts(array: np.ndarray) -> np.ndarray:
+    """An array of strings: bytes are read as UTF-8, other objects as what `str` makes of them."""
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8").astype(object)
+    held = array.astype(object)
+    if all(type(x) is str for x in held.flat):
+        return held
+    made = np.empty(held.shape, object)
+    made.flat[:] = [str(x) for x in held.flat]
+    return made
+
+
 def largest(dtype: np.dtype[Any]) -> float:
     """The largest finite number of a float type."""
     return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]

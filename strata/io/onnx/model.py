@@ -19,6 +19,7 @@ from strata.arguments import hot
 from strata.config import config, logger
 from strata.core import Dim, Table, give_back, here, located, new_rlock, symbols
 from strata.errors import DTypeError, RunError, ShapeError, StrataError, UnknownMethodError, UnknownNameError
+from strata.io.onnx.dtypes import TEXT, as_texts
 from strata.io.onnx.file import ModelFile
 from strata.io.onnx.plans import OnnxPlan, Port, Shapes, samples
 from strata.io.onnx.stored import StoredPlan, head_key, plan_key, read_head, read_stored, write_head, write_stored
@@ -195,20 +196,20 @@ class OnnxModel:
 
     def _as_input(self, port: Port, value: Any) -> Any:
         if value is None or (isinstance(value, (list, tuple)) and port.kind != "tensor"):
-            return value if value is None else [np.asarray(x) if x is not None else None for x in value]
+            return value if value is None else [None if x is None else self._of_element(port, x) for x in value]
         if port.kind == "map" and isinstance(value, Mapping):
-            held = np.empty((), object)
-            held[()] = dict(value)
-            return held
+            return _held_map(port, value)
         array = np.asarray(value)
-        if array.dtype.kind in "US":
-            array = array.astype(object)
+        if array.dtype.kind in "USO":
+            array = as_texts(array) if port.dtype == TEXT else array.astype(object)
+        if port.kind == "optional":
+            return self._of_element(port, array)
         if port.kind != "tensor":
-            return array
+            raise DTypeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="D501", place=here())
         if port.dtype is not None and array.dtype != port.dtype:
             if not isinstance(value, (bool, int, float, list, tuple)):
                 raise DTypeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="D501", place=here())
-            array = array.astype(port.dtype)
+            array = as_texts(array) if port.dtype == TEXT else array.astype(port.dtype)
         if port.shape == () and array.size == 1 and array.ndim:
             if port.name not in self._told:
                 self._told.add(port.name)
@@ -216,6 +217,17 @@ class OnnxModel:
             array = array.reshape(())
         if port.shape is not None and not _fits(array.shape, port.shape):
             raise ShapeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="S501", place=here())
+        return array
+
+    def _of_element(self, port: Port, value: Any) -> np.ndarray:
+        """An element of a sequence, or what an optional holds: an array of the type that the file says."""
+        array = np.asarray(value)
+        if port.dtype == TEXT:
+            return as_texts(array)
+        if port.dtype is not None and array.dtype != port.dtype and not _is_maps(port):
+            if isinstance(value, np.ndarray):
+                raise DTypeError(f"input {port}: {port.type_name}, got {array.dtype}", code="D501", place=here())
+            array = array.astype(port.dtype)
         return array
 
     # plans
@@ -339,6 +351,26 @@ def _fits(shape: tuple[int, ...], declared: tuple[Dim, ...]) -> bool:
     return len(shape) == len(declared) and all(
         size == d for size, d in zip(shape, declared, strict=True) if isinstance(d, int)
     )
+
+
+def _is_maps(port: Port) -> bool:
+    return "map(" in port.type_name
+
+
+def _held_map(port: Port, value: Mapping[Any, Any]) -> np.ndarray:
+    """A map as one object, whose keys and values have the types that the file says."""
+    keys = str if port.type_name.startswith("map(string") else (int, np.integer)
+    for key in value:
+        if not isinstance(key, keys):
+            raise DTypeError(f"input {port.name}: {port.type_name}, got the key {key!r}", code="D501", place=here())
+    kind = port.dtype
+    convert: Callable[[Any], Any] = str if kind == TEXT else kind.type if kind is not None else lambda x: x
+    held = np.empty((), object)
+    try:
+        held[()] = {key: convert(x) for key, x in value.items()}
+    except (TypeError, ValueError) as error:
+        raise DTypeError(f"input {port.name}: {port.type_name}: {error}", code="D501", place=here()) from None
+    return held
 
 
 def _signature(x: Any) -> Any:

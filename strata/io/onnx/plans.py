@@ -33,14 +33,15 @@ class Port:
 
     name: str
     kind: str  # tensor, sequence, map or optional
-    dtype: np.dtype[Any] | None
+    dtype: np.dtype[Any] | None  # of the tensor, or of the tensors in what is none
     shape: tuple[Dim, ...] | None
     type_name: str = ""  # in ONNX's words: tensor(float), seq(map(int64,tensor(float)))
     dims: tuple[int | str | None, ...] = ()  # sizes as the file names them; None has no name
 
     def __str__(self) -> str:
         dims = "[...]" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
-        return f"{self.name}: {self.kind if self.dtype is None else self.dtype}{dims}"
+        kind = self.kind if self.kind != "tensor" or self.dtype is None else self.dtype
+        return f"{self.name}: {kind}{dims}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,13 +104,15 @@ class OnnxProgram:
         kind, tensor = proto.type.WhichOneof("value"), proto.type.tensor_type
         if kind != "tensor_type":
             kinds = {"sequence_type": "sequence", "map_type": "map"}
-            return Port(proto.name, kinds.get(kind, "optional"), None, None, type_name(proto.type))
+            inner = _innermost(proto.type)
+            said = _said_dims(inner) if kind == "optional_type" else ()
+            dtype = numpy_dtype(inner.elem_type) if inner.elem_type else None
+            return Port(proto.name, kinds.get(kind, "optional"), dtype, None, type_name(proto.type), said)
         dtype = numpy_dtype(tensor.elem_type) if tensor.elem_type else None
         if not tensor.HasField("shape"):
             return Port(proto.name, "tensor", dtype, None, type_name(proto.type))
         dims = tuple(self._dim(d, f"{proto.name}_{i}") for i, d in enumerate(tensor.shape.dim))
-        said = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
-        return Port(proto.name, "tensor", dtype, dims, type_name(proto.type), said)
+        return Port(proto.name, "tensor", dtype, dims, type_name(proto.type), _said_dims(tensor))
 
     def _dim(self, proto: Any, fallback: str) -> Dim:
         if proto.HasField("dim_value") and proto.dim_value >= 0:
@@ -362,6 +364,22 @@ def _domain(name: str) -> str:
 def function_key(function: Any) -> tuple[str, str, str]:
     """What sets a function of a model apart."""
     return _domain(function.domain), function.name, getattr(function, "overload", "")
+
+
+def _innermost(proto: Any) -> Any:
+    """The tensor type inside sequences, optionals and maps."""
+    while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type", "map_type"):
+        held = getattr(proto, kind)
+        proto = held.value_type if kind == "map_type" else held.elem_type
+    return proto.tensor_type
+
+
+def _said_dims(tensor: Any) -> tuple[int | str | None, ...]:
+    """Sizes as the file names them; a negative number is no size."""
+    return tuple(
+        (d.dim_value if d.dim_value >= 0 else None) if d.HasField("dim_value") else d.dim_param or None
+        for d in tensor.shape.dim
+    )
 
 
 def opset_table(function: Any) -> dict[str, int]:

@@ -27,7 +27,7 @@ from strata.lir import SizeCheck, read_checks, size_checks, write_checks
 from strata.mir import Graph
 from strata.runtime import DAMAGED, CompiledGraph, Session, StoredArray, code_version, read_plan, write_plan
 
-FORMAT = 3
+FORMAT = 4
 MOST_BYTES = 16 << 20  # of arrays in an entry; a model that makes more while it is read is read again
 Array = np.ndarray | StoredArray
 NO_VALUE: Any = None  # of an output that is read: the plan has its number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from strata.errors import FileError, RunError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import TEXT, in_graphs, is_text
-from strata.io.onnx.handlers.scores import ML, class_of, fixed, labelled, transformed
+from strata.io.onnx.handlers.scores import ML, POST_TRANSFORMS, class_of, fixed, labelled, transformed
 from strata.io.onnx.items import Host, Labels, Maps
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
@@ -69,13 +70,18 @@ def imputer(n: NodeView) -> Value:
 
 @reads("FeatureVectorizer", domain=ML)
 def feature_vectorizer(n: NodeView) -> Value:
-    """All inputs side by side, as f32; of each so many features as the model says."""
+    """All inputs side by side, as f32; of each so many features as the model says, zeros where it has fewer."""
     widths = n.attr("inputdimensions") or ()
     parts = []
     for i, x in enumerate(n.values()):
         flat = ops.insert_axis(x, 0) if x.ndim == 1 else x
-        wide = ops.cast(flat, "f32")
-        parts.append(ops.narrow(wide, 1, 0, widths[i]) if i < len(widths) and widths[i] != wide.shape[1] else wide)
+        wide, has = ops.cast(flat, "f32"), flat.shape[1]
+        wants = widths[i] if i < len(widths) else has
+        if isinstance(has, int) and has < wants:
+            wide = ops.pad(wide, ((0, 0), (0, wants - has)))
+        elif has != wants:
+            wide = ops.narrow(wide, 1, 0, wants)
+        parts.append(wide)
     return ops.concat(parts, 1)
 
 
@@ -89,6 +95,9 @@ def array_feature_extractor(n: NodeView) -> Any:
         found = np.take(held, n.array(1).reshape(-1), -1)
         return found.reshape(1, -1) if held.ndim == 1 else found
     x, ids = n[0], ops.reshape(n[1], (-1,))
+    width = x.shape[-1]
+    if n.is_fixed(1) and isinstance(width, int) and not (n.array(1) >= 0).all() & (n.array(1) < width).all():
+        raise RunError(f"{n.label}: an id is none of the {width} features")
     found = ops.gather(x, ids, x.ndim - 1, wrap=True)
     return ops.insert_axis(found, 0) if x.ndim == 1 else found
 
@@ -101,13 +110,28 @@ def one_hot_encoder(n: NodeView) -> Value:
         places = {str(c): i for i, c in enumerate(cats)}
         x = n.array(0)
         ids = np.array([places.get(str(v), -1) for v in x.reshape(-1)], np.int64).reshape(x.shape)
-        if not n.attr("zeros", 1) and (ids < 0).any():
-            raise RunError(f"{n.label}: {x.reshape(-1)[ids.reshape(-1) < 0][0]!r} is none of the categories")
         at = n.tracer.value(Host(ids, n.is_fixed(0)))
         table = np.arange(len(cats), dtype=np.int64)
     else:
         at, table = ops.cast(n[0], "i64"), np.asarray(cats, np.int64)
-    return ops.cast(ops.equal(ops.insert_axis(at, at.ndim), fixed(n, table)), "f32")
+    is_it = ops.equal(ops.insert_axis(at, at.ndim), fixed(n, table))
+    if not n.attr("zeros", 1):
+        message = f"{n.label}: an element is none of the categories"
+        is_it = ops.Ensure(message, RunError.default_code)(is_it, ops.all(ops.any(is_it, at.ndim)))
+    return ops.cast(is_it, "f32")
+
+
+def _kind_of_values(given: Mapping[Any, Any]) -> np.dtype[Any]:
+    """The element type of a map's values, which are all alike; Python's floats stand for f32."""
+    match next(iter(given.values()), 0.0):
+        case str():
+            return TEXT
+        case np.generic() as first:
+            return first.dtype
+        case int():
+            return np.dtype(np.int64)
+        case _:
+            return np.dtype(np.float32)
 
 
 @reads("DictVectorizer", domain=ML)
@@ -115,11 +139,9 @@ def dict_vectorizer(n: NodeView) -> np.ndarray:
     """The numbers of a map in the order of a vocabulary, 0 for keys that it does not have."""
     words = n.attr("string_vocabulary") or n.attr("int64_vocabulary") or ()
     given = n.array(0).item()
-    values = [given.get(w, 0) for w in words]
-    kind = (
-        np.dtype(np.int64) if values and all(isinstance(v, (int, np.integer)) for v in values) else np.dtype(np.float32)
-    )
-    return np.asarray([values], kind)
+    kind = _kind_of_values(given)
+    absent = "" if kind == TEXT else 0
+    return np.asarray([[given.get(w, absent) for w in words]], kind)
 
 
 @reads("CastMap", domain=ML)
@@ -262,9 +284,10 @@ def linear_classifier(n: NodeView) -> tuple[Any, Value]:
     if count > 1:
         return class_of(labels, ops.argmax(score, 1)), transformed(n, score)
     at = ops.cast(ops.reshape(score, (score.shape[0],)) > 0.0, "i64")
-    if len(labels) == 2 and n.attr("post_transform", "NONE") != "PROBIT":
-        score = ops.concat([1.0 - score, score], 1)
-        return class_of(labels, at), score
+    post = n.choice("post_transform", "NONE", POST_TRANSFORMS)
+    if len(labels) == 2 and post != "PROBIT":
+        chance = ops.sigmoid(score) if post == "LOGISTIC" else score
+        return class_of(labels, at), ops.concat([1.0 - chance, chance], 1)
     if len(labels) == 1:
         labels = np.concatenate([np.array([0], labels.dtype), labels])
     return class_of(labels, at), transformed(n, score)

@@ -8,7 +8,7 @@ import numpy as np
 
 from strata.errors import FileError
 from strata.io.onnx.catalogue import ops
-from strata.io.onnx.handlers.scores import ML, class_of, fixed, labelled, transformed
+from strata.io.onnx.handlers.scores import ML, POST_TRANSFORMS, class_of, fixed, labelled, transformed
 from strata.io.onnx.items import Host
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
@@ -72,17 +72,25 @@ def svm_classifier(n: NodeView) -> tuple[Any, Value]:
     proba, probb = (np.asarray(n.attr(k) or (), np.float32) for k in ("prob_a", "prob_b"))
     if len(proba):
         chances = _chances(n, scores, classes, proba, probb)
-        return class_of(labels, ops.argmax(_votes(scores, classes), 1)), chances
+        return class_of(labels, ops.argmax(_votes(scores, classes), 1)), transformed(n, chances)
     if classes == 2 and len(labels) == 2:
         first = ops.reshape(scores, (scores.shape[0],)) > 0.0
-        both = ops.concat([scores, ops.negative(scores)], 1)  # of class 0 against class 1
-        positive = bool((weights >= 0).all())
-        if n.attr("post_transform", "NONE") == "LOGISTIC":
-            both = ops.sigmoid(both)
-        elif positive:
-            both = ops.concat([scores, 1.0 - scores], 1)
-        return class_of(labels, ops.where(first, 0, 1)), both
+        return class_of(labels, ops.where(first, 0, 1)), _two_columns(n, scores)
     return class_of(labels, ops.argmax(_votes(scores, classes), 1)), transformed(n, scores)
+
+
+def _two_columns(n: NodeView, score: Value) -> Value:
+    """The score of class 0 against class 1 stands in the second column, as skl2onnx reads it; its opposite before it.
+
+    What is opposite follows from the post-transform: transforms of several scores have no meaning for a single one.
+    """
+    match n.choice("post_transform", "NONE", POST_TRANSFORMS):
+        case "NONE":
+            return ops.concat([ops.negative(score), score], 1)
+        case "LOGISTIC":
+            return ops.sigmoid(ops.concat([ops.negative(score), score], 1))
+        case _:
+            return ops.concat([1.0 - score, score], 1)
 
 
 def _linear(

@@ -186,3 +186,52 @@ def test_a_feature_beyond_the_row_is_refused() -> None:
 def test_the_files_are_valid() -> None:
     x = np.zeros((2, 3), np.float32)
     onnx.checker.check_model(onnx.load_from_string(model("Binarizer", x, [("y", TensorProto.FLOAT)], threshold=0.5)))
+
+
+POSTS = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO")
+VECTORS = {
+    "kernel_type": "RBF", "kernel_params": [0.3, 0.5, 2.0], "rho": [0.1, 0.2, 0.3],
+    "support_vectors": np.linspace(-1, 1, 24).tolist(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("post", POSTS)
+@pytest.mark.parametrize("coefficients", [[0.3, -0.4, 0.5, -0.6, 0.7, 0.1], [0.1, 0.2, 0.1, 0.3, 0.1, 0.2]])
+@pytest.mark.parametrize("chances", [False, True])
+def test_two_classes_of_vectors(rng: np.random.Generator, post: str, coefficients: list[float], chances: bool) -> None:
+    x = rng.normal(size=(9, 4)).astype(np.float32)
+    extra = {"prob_a": [-1.0], "prob_b": [0.1]} if chances else {}
+    attributes = {**VECTORS, "rho": [0.1], "vectors_per_class": [3, 3], "classlabels_ints": [4, 8], **extra}
+    file = model("SVMClassifier", x, [("l", 7), ("p", 1)], coefficients=coefficients, post_transform=post, **attributes)
+    same(file, x)
+
+
+@pytest.mark.parametrize("post", POSTS)
+def test_three_classes_of_vectors_with_chances(rng: np.random.Generator, post: str) -> None:
+    x = rng.normal(size=(9, 4)).astype(np.float32)
+    file = model(
+        "SVMClassifier", x, [("l", 7), ("p", 1)], coefficients=np.linspace(-1, 1, 12).tolist(), post_transform=post,
+        vectors_per_class=[2, 2, 2], classlabels_ints=[4, 8, 2], prob_a=[-1.0, -0.5, -0.7], prob_b=[0.1, 0.2, 0.0],
+        **VECTORS,
+    )  # fmt: skip
+    same(file, x)
+
+
+@pytest.mark.parametrize("post", POSTS)
+def test_one_linear_score_of_two_classes(rng: np.random.Generator, post: str) -> None:
+    x = rng.normal(size=(9, 4)).astype(np.float32)
+    attributes = {"coefficients": [0.5, -1.0, 2.0, 0.3], "intercepts": [0.5], "classlabels_ints": [9, 4]}
+    same(model("LinearClassifier", x, [("l", 7), ("p", 1)], post_transform=post, **attributes), x)
+
+
+def test_features_that_are_missing_are_zeros(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(9, 4)).astype(np.float32)
+    same(model("FeatureVectorizer", x, [("y", 1)], inputdimensions=[6]), x)
+
+
+@pytest.mark.parametrize("x", [np.array([9]), np.array(["q"], object)])
+def test_an_unknown_category_is_an_error_where_zeros_are_not_allowed(x: np.ndarray) -> None:
+    known = {"cats_strings": ["a", "b"]} if x.dtype == object else {"cats_int64s": [1, 5]}
+    file = model("OneHotEncoder", x, [("y", 1)], zeros=0, **known)
+    with pytest.raises(StrataError, match="none of the categories"):
+        st.onnx.load(file).run(x=x)
