@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+import strata.serving.http
 from strata.models import Decoder
 from strata.serving import Engine, HttpOptions, LoadTest, Server, Service, plot_load, run_load
 
@@ -101,7 +102,8 @@ def test_the_page_chats_and_shows_the_load(chat_model: Callable[[], Decoder], tm
             browser.value("at('tokens').value = 12; at('text').value = '<b>hello</b>'; at('form').requestSubmit()")
             browser.until("messages.length === 2 && stopping === null")
             assert browser.value("document.querySelector('.user').textContent") == "<b>hello</b>"
-            assert browser.value("document.querySelector('.assistant').textContent === messages[1].content")
+            plain = "formatted(messages[1].content).map((part) => part.textContent ?? part).join('')"
+            assert browser.value(f"document.querySelector('.assistant').textContent === {plain}")
             assert not browser.value("document.querySelector('.error')")
             browser.until("at('load').textContent.includes('KV cache')")
             assert "running" in browser.value("at('load').textContent")
@@ -118,6 +120,29 @@ def test_the_page_chats_and_shows_the_load(chat_model: Callable[[], Decoder], tm
                 time.sleep(0.05)
         finally:
             browser.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_talk_has_the_room_and_answers_are_text(tmp_path: Path) -> None:
+    page = Path(strata.serving.http.__file__).with_name("page.html")
+    browser = Browser(tmp_path)
+    try:
+        browser.ask("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+        browser.ask("Page.navigate", url=page.as_uri())
+        browser.until("document.readyState === 'complete' && !!document.querySelector('main')")
+        place = "document.querySelector('{}').getBoundingClientRect()"
+        said, form, side = (browser.value(f"{place.format(tag)}.toJSON()") for tag in ("main", "form", "aside"))
+        assert said["width"] == form["width"] > 3 * side["width"]
+        assert said["right"] <= side["left"], "figures stand at the right"
+        answer = "**Two** words, `x < 1`:\n```python\nprint('<b>')\n```\n<i>done</i>"
+        shown = f"show('assistant', '').append(...formatted({json.dumps(answer)}))"
+        browser.value(f"messages.push({{ role: 'user', content: '' }}); {shown}")
+        tags = "[...document.querySelector('.assistant').children].map((made) => [made.tagName, made.textContent])"
+        assert browser.value(tags) == [["STRONG", "Two"], ["CODE", "x < 1"], ["PRE", "print('<b>')"]]
+        browser.value("at('clear').click()")
+        assert browser.value("messages.length + document.querySelectorAll('.message').length") == 0
+    finally:
+        browser.close()
 
 
 def test_the_page_takes_nothing_from_elsewhere(chat_model: Callable[[], Decoder]) -> None:
