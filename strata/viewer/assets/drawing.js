@@ -108,7 +108,7 @@ class Drawing {
     };
     this.canvas.onpointerup = (e) => { held = null; if (!moved) { const box = this.at(e); if (box) this.choose(box); } };
     this.canvas.ondblclick = (e) => { const box = this.at(e); if (box && box.group !== null && box.group !== undefined) this.open(box.group); };
-    new ResizeObserver(() => { this.measure(); this.draw(); }).observe(pane);
+    new ResizeObserver(() => { this.measure(); this.paint(); }).observe(pane);  // at once: the next frame would show it stretched
     this.measure(); this.begin();
   }
   // What was in the middle stays there when the place changes its width.

@@ -199,7 +199,9 @@ const stepChoice = (box) => state.fold === "kernel" && stepOf.has(box.members[0]
 const TABS = {
   Stages: { has: () => stages.length, left: stageList, tools: stageTools, middle() {
     stagePane(state.left, state.right !== null ? stages[state.left].name : "");
-    if (state.right !== null) stagePane(state.right, stages[state.right].name);
+    if (state.right === null) return;
+    stagePane(state.right, stages[state.right].name);
+    for (const v of state.views) if (v instanceof Drawing) { v.measure(); v.begin(); }  // the first had the width of both
   } },
   Plan: { has: () => steps.length, left: stepList, tools: () => planTools(), middle() {
     const made = new Drawing(pane(), planGraph(), (box) => box.step !== undefined ? chooseStep(box.step) : chooseBuffer(box.buffer), () => {});
