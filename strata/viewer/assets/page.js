@@ -309,7 +309,7 @@ function factsPane() {
 function spanList() {
   const total = new Map();
   for (const [name, , , dur] of DATA.spans) { const t = total.get(name) || [0, 0]; t[0] += dur; t[1]++; total.set(name, t); }
-  return [make("h3", {}, "Time by name"), ...[...total].sort((a, b) => b[1][0] - a[1][0]).slice(0, 300).map(([name, [t, n]]) => make("div", { class: "item", on: { onclick: () => select({ span: DATA.spans.find((s) => s[0] === name) }) } }, name, make("small", {}, `${time(t)} in ${count(n)}`)))];
+  return [make("h3", {}, "Time by name"), ...[...total].sort((a, b) => b[1][0] - a[1][0]).slice(0, 300).map(([name, [t, n]]) => make("div", { class: "item", on: { onclick: () => select({ span: DATA.spans.find((s) => s[0] === name) }) } }, name, make("small", {}, `${time(t)}${n > 1 ? `, ${count(n)} times` : ""}`)))];
 }
 function hueOf(name) { let hash = 0; for (const ch of name) hash = (hash * 31 + ch.charCodeAt(0)) % 360; return `hsl(${hash} 45% 62%)`; }
 function timelinePane() {
