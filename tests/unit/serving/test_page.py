@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,75 +13,9 @@ import pytest
 import strata.serving.http
 from strata.models import Decoder
 from strata.serving import Engine, HttpOptions, LoadTest, Server, Service, plot_load, run_load
+from tests.browser import CHROMIUM, Browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class Browser:
-    """A headless Chromium that is told what to do over pipes (its DevTools protocol)."""
-
-    def __init__(self, folder: Path) -> None:
-        assert CHROMIUM is not None
-        read, self._write = os.pipe()
-        self._read, write = os.pipe()
-
-        def pipes() -> None:
-            os.dup2(read, 10)
-            os.dup2(write, 11)
-            os.dup2(10, 3)
-            os.dup2(11, 4)
-
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--remote-debugging-pipe",
-            f"--user-data-dir={folder}",
-        ]
-        self.process = subprocess.Popen(
-            [CHROMIUM, *options, "about:blank"], close_fds=False, stderr=subprocess.DEVNULL,
-            preexec_fn=pipes,  # noqa: PLW1509 - its pipes have numbers of their own
-        )  # fmt: skip
-        os.close(read)
-        os.close(write)
-        self._left, self._number, self._session = b"", 0, None
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-
-    def ask(self, method: str, **given: Any) -> Any:
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": given}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        os.write(self._write, json.dumps(message).encode() + b"\0")
-        while True:
-            while b"\0" not in self._left:
-                part = os.read(self._read, 1 << 16)
-                assert part, "the browser has ended"
-                self._left += part
-            first, _, self._left = self._left.partition(b"\0")
-            found = json.loads(first)
-            if found.get("id") == self._number:
-                assert "error" not in found, found
-                return found["result"]
-
-    def value(self, code: str) -> Any:
-        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    def until(self, code: str) -> None:
-        end = time.monotonic() + 60
-        while not self.value(code):
-            assert time.monotonic() < end, code
-            time.sleep(0.05)
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-        os.close(self._read)
-        os.close(self._write)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
