@@ -73,7 +73,7 @@ test-all: $(VENV)/.dev
 # What most changes break first; `make test` runs every test.
 QUICK := $(addprefix tests/api/test_,layers.py no_environment.py package.py import_time.py) tests/errors \
   tests/cases/test_passes.py $(addprefix tests/unit/,core cache passes lir hir transforms testing test_config.py \
-  test_modules.py test_errors.py tensor/test_tensor.py tensor/test_jit.py runtime/test_compiled.py)
+  test_errors.py tensor/test_tensor.py tensor/test_jit.py runtime/test_compiled.py)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

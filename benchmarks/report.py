@@ -55,10 +55,11 @@ def page(run: dict[str, Any]) -> str:
     for threads in sorted({r["threads"] for r in ranked}):
         values = [ratio(r) or 1 for r in ranked if r["threads"] == threads]
         medians = [ratio(r, "median") or 1 for r in ranked if r["threads"] == threads]
+        lost = sum(v < 1 for v in values)
         parts.append(
             f"- On {threads} thread{'s' * (threads > 1)}: geometric mean of {len(values)} ratios "
             f"{geometric_mean(values):.2f} (of medians {geometric_mean(medians):.2f}), "
-            f"{sum(v < 1 for v in values)} losses, the worst {min(values):.2f}."
+            f"{lost} loss{'es' * (lost != 1)}, the worst {min(values):.2f}."
         )
     parts += ["", "![ratios over the runs of the suite](benchmarks-history.svg)", "", *by_group(ranked)]
     parts += ["", f"## Losses ({len(losses)})", "", *table(losses), "", f"## Wins ({len(wins)})", "", *table(wins), ""]

@@ -3,8 +3,9 @@
     python docs/site.py            build, then check every link; exit code 1 where one leads nowhere
     python docs/site.py --check    check a site that is built
 
-Pages are staged in build/docs: notebooks become pages with their outputs, public names get a link to their source, and
-links to files of the source tree lead to pages that show them, line by line.
+Pages are staged in build/docs: notebooks become pages with their outputs, public names get a link to their source, the
+guide to the viewer has the page that its program writes, and links to files of the source tree lead to pages that show
+them, line by line.
 
 A version has a folder of its own, build/site/0.2.0. Folders of other versions stay, and every page has a menu of them;
 build/site/index.html leads to the newest, as errors/S102.html does to its section about S102.
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
 import functools
 import html
 import inspect
+import io
 import json
 import os
 import re
@@ -26,6 +29,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,6 +55,7 @@ def stage() -> None:
     """Copy the pages, and rewrite what differs on the site."""
     shutil.rmtree(STAGED, ignore_errors=True)
     shutil.copytree(ROOT / "docs", STAGED, ignore=shutil.ignore_patterns("*.py", "__pycache__", "strata.1"))
+    viewer_page(STAGED / "guides/view.md")
     titles = [notebook_page(path) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
     for page, up in [(STAGED / "api.md", "../"), *((p, "../../") for p in (STAGED / "reference").glob("*.md"))]:
         text = with_sources(page.read_text("utf-8"))
@@ -188,6 +193,20 @@ def notebook_page(path: Path) -> str:
     (folder / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", "utf-8")
     shutil.copy(path, folder / path.name)
     return f"notebooks/{path.stem}.md"
+
+
+def viewer_page(guide: Path) -> None:
+    """The page that the guide's program writes, beside the guide, and a link to it."""
+    text = guide.read_text("utf-8")
+    program = re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert program is not None
+    made: dict[str, Any] = {}
+    with contextlib.chdir(guide.parent), contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(program[1], "layer.py", "exec"), made)  # noqa: S102 - our own page
+    shown = f"```text\n{made['page']}\n```\n"
+    assert text.count(shown) == 1
+    link = f"[Open this page]({made['page']}): it is part of this site.\n"
+    guide.write_text(text.replace(shown, f"{shown}\n{link}"), "utf-8")
 
 
 def version() -> str:

@@ -62,16 +62,17 @@ def predict(model: Any, images: np.ndarray) -> np.ndarray:
     return answers(model, images).numpy()
 
 
-def sheet(images: np.ndarray, read: np.ndarray, labels: np.ndarray, columns: int = 24) -> Picture:
+def sheet(images: np.ndarray, read: np.ndarray, labels: np.ndarray, columns: int = 19, cell: int = 10) -> Picture:
     """A row for each digit, with images that were read as it; those that were mistaken come first, in red."""
     rows = []
     for digit in range(10):
         found = np.flatnonzero(read == digit)
         found = found[np.argsort(labels[found] == digit, kind="stable")][:columns]
-        row = np.ones((8, 8 * columns, 3))
+        row = np.ones((cell, cell * columns, 3))
         for i, which in enumerate(found):
             paper = np.array([1.0, 1.0, 1.0]) if labels[which] == digit else np.array([1.0, 0.45, 0.4])
-            row[:, 8 * i : 8 * i + 8] = paper * (1 - images[which].reshape(8, 8, 1))
+            image = np.pad(images[which].reshape(8, 8), (cell - 8) // 2)[..., None]
+            row[:, cell * i : cell * (i + 1)] = paper * (1 - image)
         rows.append(row)
     return picture(np.concatenate(rows), scale=3)
 

@@ -75,10 +75,11 @@ def tried(python: str, wheel: Path, folder: Path, models: str | None) -> None:
     """Install in a clean environment, away from the source tree, and use it as a newcomer does."""
     home, place = folder / f"home-{Path(python).name}", folder / f"venv-{Path(python).name}"
     home.mkdir()
-    run(python, "-m", "venv", place)
-    run(place / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("STRATA_", "PYTHON", "XDG_"))}
-    env |= {"HOME": str(home)} | ({"PYTHONPATH": models} if models else {})
+    env |= {"HOME": str(home)}
+    run(python, "-m", "venv", place, env=env)  # packages of this process's PYTHONPATH are not there
+    run(place / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel, env=env)
+    env |= {"PYTHONPATH": models} if models else {}
     strata = place / "bin/strata"
     told = run(strata, "--version", cwd=home, env=env)
     assert told.split()[1] == wheel.name.split("-")[1], told

@@ -49,11 +49,15 @@ def write_json(path: str, value: Any) -> None:
 
 def size(count: float) -> str:
     """`1.5 MB`"""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
+    name, scale = unit(count)
+    return f"{count:.0f} B" if name == "B" else f"{count / scale:.1f} {name}"
+
+
+def unit(count: float) -> tuple[str, float]:
+    """The unit that so many bytes are shown in, and its size: `("MB", 1e6)`."""
+    names = ("B", "kB", "MB", "GB")
+    at = next((i for i in range(3) if count < 1000 ** (i + 1)), 3)
+    return names[at], 1000.0**at
 
 
 def duration(seconds: float) -> str:

@@ -126,7 +126,7 @@ def explain(options: Namespace) -> None:
 
 
 def _memory_plot(lir: Any, sizes: dict[str, int] | None) -> Any:
-    """Bytes of scratch buffers that hold something, at each step."""
+    """Bytes of scratch buffers that hold something, at each step: stairs, in the unit of the largest."""
     from strata.lir import byte_size
     from strata.viewer import likely_sizes, plot
 
@@ -136,9 +136,14 @@ def _memory_plot(lir: Any, sizes: dict[str, int] | None) -> Any:
     for buffer in lir.buffers:
         if buffer.role == "scratch":
             for i in range(buffer.birth, min(buffer.death + 1, steps)):
-                used[i] += byte_size(buffer, at) / 1e6
+                used[i] += byte_size(buffer, at)
     shown = "".join(f", {name}={value}" for name, value in at.items())
-    return plot({"MB in use": used}, title=f"scratch memory{shown}", x="step")
+    if not any(used):
+        return f"scratch memory{shown}: none is needed"
+    unit, scale = show.unit(max(used))
+    x = [0, *(i + side for i in range(steps) for side in (0, 1)), steps]
+    y = [0.0, *(count / scale for count in used for _ in (0, 1)), 0.0]
+    return plot({f"{unit} in use": (x, y)}, title=f"scratch memory{shown}", x="step")
 
 
 # ------------------------------------------------------------------------------------------------------------ summaries

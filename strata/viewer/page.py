@@ -23,7 +23,7 @@ def page_text(data: Mapping[str, Any]) -> str:
     parts = {
         "TITLE": html.escape(str(data["name"])),
         "STYLE": (assets / "page.css").read_text("utf-8"),
-        "SCRIPT": (assets / "page.js").read_text("utf-8"),
+        "SCRIPT": "".join((assets / name).read_text("utf-8") for name in ("drawing.js", "page.js")),
         "DATA": packed,
     }
     text = (assets / "page.html").read_text("utf-8")

@@ -107,7 +107,7 @@ class Plot:
         return self.svg()
 
     def __str__(self) -> str:
-        (x0, x1), (y0, y1) = self._range("x"), self._range("y")
+        (x0, x1), (y0, y1) = (self._range(axis, room=0) for axis in "xy")  # its labels are the least and the most
         placed = [((line.x - x0) / (x1 - x0), (self._scaled(line.y) - y0) / (y1 - y0)) for line in self.lines]
         rows = strokes(placed, TEXT_ROWS, TEXT_COLUMNS, joined=not self.points)
         high, low = (_short(10**v if self.log else v) for v in (y1, y0))
@@ -128,14 +128,14 @@ class Plot:
     def _scaled(self, y: Any) -> Any:
         return np.log10(y) if self.log else y
 
-    def _range(self, axis: str) -> tuple[float, float]:
+    def _range(self, axis: str, room: float = 0.04) -> tuple[float, float]:
         found = np.concatenate([getattr(line, axis) for line in self.lines])
         found = found[np.isfinite(found)]
         if axis == "y":
             found = self._scaled(found)
         low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
-        room = 0.04 * (high - low) if axis == "y" or self.points else 0.0
-        return (low - room, high + room) if high > low else (low - 0.5, high + 0.5)
+        around = room * (high - low) if axis == "y" or self.points else 0.0
+        return (low - around, high + around) if high > low else (low - 0.5, high + 0.5)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +52,20 @@ def test_notebooks_are_pages_with_their_pictures(site: ModuleType) -> None:
         shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
         assert shown
         assert all((site.STAGED / "notebooks" / picture).stat().st_size > 100 for picture in shown)
+
+
+def test_the_guide_has_the_page_that_its_program_writes(site: ModuleType) -> None:
+    assert "](layer.html)" in (site.STAGED / "guides/view.md").read_text("utf-8")
+    assert "<title>layer" in (site.STAGED / "guides/layer.html").read_text("utf-8")
+
+
+def test_the_first_page_has_the_numbers_of_the_newest_run() -> None:
+    newest = json.loads((ROOT / "benchmarks/history.json").read_text("utf-8"))[-1]
+    text = " ".join((ROOT / "docs/index.md").read_text("utf-8").split())
+    one, two = newest["mean"]["1"], newest["mean"]["2"]
+    workloads = newest["measurements"] // len(newest["mean"])
+    assert f"On {workloads} [workloads]" in text
+    assert f"{one:.1f} times as long on one thread and {two:.1f} times as long on two" in text
 
 
 def test_names_lead_to_their_source(site: ModuleType) -> None:

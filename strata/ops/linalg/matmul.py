@@ -54,7 +54,7 @@ class MatMul(Op):
         mismatch = k != other and isinstance(k, int) and isinstance(other, int)
         fix = None
         if mismatch and x.ndim == y.ndim == 2 and y.shape[-1] == k:
-            fix = f"x @ y.T, which gives {x.dtype}[{x.shape[0]}, {y.shape[0]}]"
+            fix = f"transpose the second operand (.T), which gives {x.dtype}[{x.shape[0]}, {y.shape[0]}]"
         self.require(not mismatch, f"inner sizes differ, {k} and {other}", code="S102", fix=fix)
         batch = broadcast_shapes(x.shape[:-2], y.shape[:-2], what=self.name)
         return TensorType(sums_type(x.dtype, y.dtype) or x.dtype, (*batch, x.shape[-2], y.shape[-1]))

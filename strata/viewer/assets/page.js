@@ -1,4 +1,3 @@
-"use strict";
 // The page of one program: every stage of it, linked. No library, no network. `DATA` is what strata wrote.
 
 const $ = (id) => document.getElementById(id);
@@ -49,10 +48,18 @@ const stageNamed = (name) => stages.findIndex((s) => s.name === name);
 
 // --------------------------------------------------------------------------------------------------------------- drawing
 
+// Nodes that are computed from inputs: the rest is weights, constants and what is made of them.
+function fedNodes(ids) {
+  const fed = new Set();
+  for (const id of ids) if (nodes[id].op === "input" || nodes[id].inputs.some(([from]) => fed.has(from))) fed.add(id);
+  return fed;
+}
+
 // What a pane draws: boxes {key, title, sub, kind, members} and edges between their keys.
-function graphOf(stageAt, fold, opened) {
-  const stage = stages[stageAt], home = new Map(), boxes = new Map();
-  for (const id of stage.nodes) {
+function graphOf(stageAt, fold, opened, weights) {
+  const stage = stages[stageAt], home = new Map(), boxes = new Map(), fed = fedNodes(stage.nodes);
+  const shown = weights || !fed.size ? stage.nodes : stage.nodes.filter((id) => fed.has(id));
+  for (const id of shown) {
     const node = nodes[id];
     let group = null;
     if (!isLeaf(node)) {
@@ -66,7 +73,7 @@ function graphOf(stageAt, fold, opened) {
     boxes.get(key).members.push(id);
   }
   const edges = [];
-  for (const id of stage.nodes)
+  for (const id of shown)
     for (const [from] of nodes[id].inputs) {
       const a = home.get(from), b = home.get(id);
       if (a === undefined || a === b || boxes.get(b).inputs.has(a)) continue;
@@ -78,10 +85,9 @@ function graphOf(stageAt, fold, opened) {
     const first = nodes[box.members[0]], last = nodes[box.members[box.members.length - 1]];
     const several = box.members.length > 1;
     box.title = box.group !== null ? (fold === "kernel" ? labelOf(box) : box.group) : called(first);
-    if (box.title.length > 34) box.title = `${box.title.slice(0, 33)}…`;
-    box.sub = several ? `${box.members.length} ops · ${last.types[0]}` : last.types.join(", ");
-    if (box.sub.length > 38) box.sub = `${box.sub.slice(0, 37)}…`;
-    box.kind = !several && isLeaf(first) ? first.op : several ? "group" : "op";
+    const ops = box.group !== null && fold === "kernel" ? steps[stepOf.get(box.members[0])].nodes.length : box.members.length;  // of a kernel: weights' ops, too
+    box.sub = several || ops > 1 ? `${ops} ops · ${last.types[0]}` : last.types.join(", ");
+    box.kind = !several && isLeaf(first) ? first.op : several || ops > 1 ? "group" : "op";
     box.fresh = box.members.some((id) => fresh.has(id));
     box.result = box.members.some((id) => results.has(id));
   }
@@ -96,8 +102,7 @@ function planGraph() {
   for (const step of steps) {
     const key = `s${step.at}`;
     const out = bufferAt.get(step.outputs[0]);
-    let title = step.label; if (title.length > 34) title = `${title.slice(0, 33)}…`;
-    boxes.set(key, { key, members: step.nodes, step: step.at, title, sub: `${step.name} · ${out ? out.type : ""}`.slice(0, 38),
+    boxes.set(key, { key, members: step.nodes, step: step.at, title: step.label, sub: `${step.name} · ${out ? out.type : ""}`,
       kind: step.where === "host" && !codeOf(step) ? "host" : step.phase === "prologue" ? "param" : "op", inputs: new Set() });
     const seen = new Set();
     for (const name of step.inputs) {
@@ -116,173 +121,6 @@ function planGraph() {
   return { boxes, edges };
 }
 
-const WIDE = 190, HIGH = 40, GAP = 26, ROW = 74;
-
-// Ranks by longest path, leaves next to their first use, order by the mean of neighbours.
-function layout({ boxes, edges }) {
-  const out = new Map([...boxes.keys()].map((k) => [k, []])), into = new Map([...boxes.keys()].map((k) => [k, []]));
-  for (const [a, b] of edges) { out.get(a).push(b); into.get(b).push(a); }
-  const rank = new Map(), waiting = new Map([...into].map(([k, v]) => [k, v.length]));
-  let ready = [...boxes.keys()].filter((k) => !waiting.get(k));
-  for (const k of boxes.keys()) rank.set(k, 0);
-  const order = [];
-  while (order.length < boxes.size) {
-    if (!ready.length) {  // folding can make a cycle: take one of it
-      const next = [...boxes.keys()].find((k) => waiting.get(k) > 0 && !order.includes(k));
-      if (next === undefined) break;
-      waiting.set(next, 0); ready.push(next);
-    }
-    const k = ready.pop();
-    if (boxes.get(k).done) continue;
-    boxes.get(k).done = true; order.push(k);
-    for (const b of out.get(k)) {
-      if (!boxes.get(b).done) rank.set(b, Math.max(rank.get(b), rank.get(k) + 1));
-      waiting.set(b, waiting.get(b) - 1);
-      if (waiting.get(b) === 0) ready.push(b);
-    }
-  }
-  const fed = new Set();  // what is computed from an input keeps its rank; leaves and what is made of weights go next to their use
-  for (const k of order) if (boxes.get(k).kind === "input" || into.get(k).some((a) => fed.has(a))) fed.add(k);
-  for (const k of [...order].reverse())
-    if ((!fed.has(k) || !into.get(k).length) && out.get(k).length) rank.set(k, Math.max(rank.get(k), Math.min(...out.get(k).map((b) => rank.get(b))) - 1));
-  const rows = [];
-  for (const k of order) (rows[rank.get(k)] ||= []).push(k);
-  const x = new Map();
-  for (const row of rows) (row || []).forEach((k, i) => x.set(k, (i - (row.length - 1) / 2) * (WIDE + GAP)));
-  const mean = (list) => list.reduce((a, k) => a + x.get(k), 0) / list.length;
-  const settle = (row, near) => {
-    if (!row) return;
-    const wish = new Map(row.map((k) => [k, near.get(k).length ? mean(near.get(k)) : x.get(k)]));
-    row.sort((a, b) => wish.get(a) - wish.get(b));
-    let edge = -Infinity;
-    for (const k of row) { x.set(k, Math.max(wish.get(k), edge)); edge = x.get(k) + WIDE + GAP; }
-    const inner = row.filter((k) => into.get(k).length), kept = inner.length ? inner : row;  // leaves make way for what is computed
-    const shift = kept.reduce((sum, k) => sum + wish.get(k) - x.get(k), 0) / kept.length;
-    for (const k of row) x.set(k, x.get(k) + shift);
-  };
-  for (let sweep = 0; sweep < 4; sweep++) {
-    for (const row of rows) settle(row, into);
-    for (let i = rows.length - 1; i >= 0; i--) settle(rows[i], out);
-  }
-  for (const [k, box] of boxes) {
-    box.x = x.get(k) ?? 0; box.y = (rank.get(k) ?? 0) * ROW;
-    box.hub = out.get(k).length > 8;  // its lines would hide all others: they are drawn when it is chosen
-  }
-  return { boxes, edges };
-}
-
-class Drawing {
-  constructor(pane, made, choose, open) {
-    this.graph = layout(made); this.choose = choose; this.open = open;
-    this.canvas = make("canvas"); pane.append(this.canvas);
-    this.list = [...this.graph.boxes.values()];
-    this.zoom = 1; this.dx = 0; this.dy = 0; this.lit = new Set(); this.frames = [];
-    this.canvas.onwheel = (e) => {
-      e.preventDefault();
-      const factor = Math.exp(-e.deltaY * 0.0015), r = this.canvas.getBoundingClientRect();
-      const px = e.clientX - r.left, py = e.clientY - r.top, zoom = Math.min(3, Math.max(0.02, this.zoom * factor));
-      this.dx = px - (px - this.dx) * zoom / this.zoom; this.dy = py - (py - this.dy) * zoom / this.zoom; this.zoom = zoom; this.draw();
-    };
-    let held = null, moved = false;
-    this.canvas.onpointerdown = (e) => { held = [e.clientX, e.clientY]; moved = false; this.canvas.setPointerCapture(e.pointerId); };
-    this.canvas.onpointermove = (e) => {
-      if (!held) return;
-      const [a, b] = [e.clientX - held[0], e.clientY - held[1]];
-      if (Math.abs(a) + Math.abs(b) > 2) moved = true;
-      this.dx += a; this.dy += b; held = [e.clientX, e.clientY]; this.draw();
-    };
-    this.canvas.onpointerup = (e) => { held = null; if (!moved) { const box = this.at(e); if (box) this.choose(box); } };
-    this.canvas.ondblclick = (e) => { const box = this.at(e); if (box && box.group !== null && box.group !== undefined) this.open(box.group); };
-    new ResizeObserver(() => { this.size(); this.draw(); }).observe(pane);
-    this.size(); this.fit();
-  }
-  size() {
-    const r = this.canvas.getBoundingClientRect(), scale = window.devicePixelRatio || 1;
-    this.canvas.width = r.width * scale; this.canvas.height = r.height * scale; this.wide = r.width; this.high = r.height; this.scale = scale;
-  }
-  at(e) {
-    const r = this.canvas.getBoundingClientRect(), x = (e.clientX - r.left - this.dx) / this.zoom, y = (e.clientY - r.top - this.dy) / this.zoom;
-    return this.list.find((b) => x >= b.x && x <= b.x + WIDE && y >= b.y && y <= b.y + HIGH);
-  }
-  fit() {
-    if (!this.list.length) return;
-    const least = Math.min(...this.list.map((b) => b.x)), most = Math.max(...this.list.map((b) => b.x)) + WIDE;
-    const deep = Math.max(...this.list.map((b) => b.y)) + HIGH;
-    this.zoom = Math.max(0.35, Math.min(1, this.wide / (most - least + 80), Math.max(this.high / (deep + 80), 0.7)));
-    const inner = this.list.filter((b) => b.inputs.size), top = (inner.length ? inner : this.list).reduce((a, b) => b.y < a.y ? b : a);
-    this.dx = this.wide / 2 - (most - least <= this.wide / this.zoom ? (least + most) / 2 : top.x + WIDE / 2) * this.zoom; this.dy = 40;
-    this.draw();
-  }
-  show(keys) {
-    this.lit = new Set(keys);
-    const box = this.list.find((b) => this.lit.has(b.key));
-    if (box) {
-      const x = box.x * this.zoom + this.dx, y = box.y * this.zoom + this.dy;
-      if (x < 0 || y < 0 || x > this.wide - WIDE * this.zoom || y > this.high - HIGH * this.zoom) {
-        this.dx = this.wide / 2 - (box.x + WIDE / 2) * this.zoom; this.dy = this.high / 2 - box.y * this.zoom;
-      }
-    }
-    this.draw();
-  }
-  keysOf(ids) { const wanted = new Set(ids); return this.list.filter((b) => b.members.some((id) => wanted.has(id))).map((b) => b.key); }
-  draw() { if (!this.asked) { this.asked = true; requestAnimationFrame(() => { this.asked = false; this.paint(); }); } }
-  paint() {
-    const begin = performance.now(), c = this.canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
-    const color = (name) => style.getPropertyValue(name);
-    const line = color("--line"), box = color("--box"), ink = color("--text"), dim = color("--dim"), accent = color("--accent"), hit = color("--hit"), fresh = color("--new");
-    c.setTransform(this.scale, 0, 0, this.scale, 0, 0); c.clearRect(0, 0, this.wide, this.high);
-    c.setTransform(this.scale * this.zoom, 0, 0, this.scale * this.zoom, this.scale * this.dx, this.scale * this.dy);
-    const left = -this.dx / this.zoom, top = -this.dy / this.zoom, right = left + this.wide / this.zoom, bottom = top + this.high / this.zoom;
-    const readable = this.zoom > 0.28;
-    c.lineWidth = 1; c.strokeStyle = dim; c.globalAlpha = 0.6; c.beginPath();
-    for (const [a, b] of this.graph.edges) {
-      const p = this.graph.boxes.get(a), q = this.graph.boxes.get(b), y1 = p.y + HIGH, y2 = q.y;
-      if (Math.max(y1, y2) < top || Math.min(y1, y2) > bottom || (p.hub && !this.lit.has(a) && !this.lit.has(b))) continue;
-      const x1 = p.x + WIDE / 2, x2 = q.x + WIDE / 2;
-      if (Math.max(x1, x2) < left || Math.min(x1, x2) > right) continue;
-      c.moveTo(x1, y1); if (!readable) { c.lineTo(x2, y2); continue; }
-      const bend = Math.min(60, Math.abs(y2 - y1) / 2); c.bezierCurveTo(x1, y1 + bend, x2, y2 - bend, x2, y2);
-    }
-    c.stroke(); c.globalAlpha = 1;
-    const band = { input: "#3b82c4", param: "#8a63c9", constant: "#8a8f98", op: "#3f8f6b", group: "#c27a2c", host: "#c0504d" };
-    const far = new Map(Object.keys(band).map((kind) => [kind, new Path2D()]));
-    for (const b of this.list) {
-      if (b.x + WIDE < left || b.x > right || b.y + HIGH < top || b.y > bottom) continue;
-      if (!readable && !b.fresh && !this.lit.has(b.key)) { far.get(b.kind).rect(b.x, b.y, WIDE, HIGH); continue; }
-      c.fillStyle = this.lit.has(b.key) ? hit : box; c.fillRect(b.x, b.y, WIDE, HIGH);
-      c.fillStyle = band[b.kind]; c.fillRect(b.x, b.y, 5, HIGH);
-      c.strokeStyle = this.lit.has(b.key) ? accent : b.fresh ? fresh : line; c.lineWidth = b.result || b.fresh || this.lit.has(b.key) ? 2 : 1; c.strokeRect(b.x, b.y, WIDE, HIGH);
-      if (!readable) continue;
-      c.fillStyle = ink; c.font = "12px system-ui, sans-serif"; c.fillText(b.title, b.x + 12, b.y + 16, WIDE - 16);
-      c.fillStyle = dim; c.font = "10.5px ui-monospace, monospace"; c.fillText(b.sub, b.x + 12, b.y + 32, WIDE - 16);
-    }
-    if (!readable) { c.globalAlpha = 0.55; for (const [kind, path] of far) { c.fillStyle = band[kind]; c.fill(path); } c.globalAlpha = 1; }
-    this.frames.push(performance.now() - begin); if (this.frames.length > 200) this.frames.shift();
-  }
-}
-
-// A list of lines of which only those in sight exist.
-class Lines {
-  constructor(pane, rows, choose) {
-    this.rows = rows; this.pane = pane; this.lit = new Set();
-    this.body = make("div", { class: "rows" }); this.body.style.height = `${rows.length * 20 + 40}px`; pane.append(this.body);
-    this.choose = choose; pane.onscroll = () => this.paint(); new ResizeObserver(() => this.paint()).observe(pane);
-  }
-  show(ids) {
-    this.lit = new Set(ids);
-    const at = this.rows.findIndex((r) => this.lit.has(r.id));
-    if (at >= 0 && (at * 20 < this.pane.scrollTop || at * 20 > this.pane.scrollTop + this.pane.clientHeight - 40)) this.pane.scrollTop = at * 20 - this.pane.clientHeight / 2;
-    this.paint();
-  }
-  paint() {
-    const from = Math.max(0, Math.floor(this.pane.scrollTop / 20) - 5), to = Math.min(this.rows.length, from + Math.ceil(this.pane.clientHeight / 20) + 12);
-    this.body.replaceChildren(...this.rows.slice(from, to).map((row, i) => {
-      const made = make("div", { class: `${row.kind || ""} ${this.lit.has(row.id) ? "on" : ""}`, on: { onclick: () => this.choose(row.id) } }, row.text);
-      made.style.top = `${(from + i) * 20 + 26}px`; return made;
-    }));
-  }
-}
-
 function textRows(stageAt) {
   const stage = stages[stageAt], names = new Map(); let next = 0;
   for (const id of stage.nodes) names.set(id, isLeaf(nodes[id]) && nodes[id].op !== "constant" ? called(nodes[id]) : `%${next++}`);
@@ -298,7 +136,7 @@ function textRows(stageAt) {
 
 // --------------------------------------------------------------------------------------------------------------- the page
 
-const state = { tab: "", left: 0, right: null, fold: "none", form: "graph", opened: new Set(), chosen: null, views: [] };
+const state = { tab: "", left: 0, right: null, fold: "none", form: "graph", weights: true, opened: new Set(), chosen: null, views: [] };
 
 function select(chosen, jump = true) { state.chosen = chosen; details(); if (jump) light(); markLeft(); }
 const chooseNode = (id) => select({ node: id });
@@ -315,17 +153,30 @@ function chosenNodes() {
   return writer ? writer.nodes : [];
 }
 function byLine(ids) {
-  const lines = new Set(ids.map((id) => nodes[id].line).filter(Boolean));
-  return lines.size && lines.size < 9 ? nodes.filter((n) => lines.has(n.line) && !isLeaf(n)).map((n) => n.id) : [];
+  const lines = new Set(ids.map((id) => nodes[id].line).filter(Boolean)), ops = nodes.filter((n) => !isLeaf(n)), found = ops.filter((n) => lines.has(n.line));
+  return lines.size < 9 && found.length <= ops.length / 2 ? found.map((n) => n.id) : [];  // a line that loads a model says nothing
 }
-// A stage that has none of the chosen nodes shows those of the same lines of the program.
+// Nodes of another stage that do the same work: they come from the same lines of the program, or read the same weights.
+function alike(rows, ids) {
+  const lines = new Set(byLine(ids)), weights = new Set(ids.flatMap((id) => nodes[id].inputs.map(([from]) => from)).filter((id) => nodes[id].op === "param"));
+  return rows.filter((id) => lines.has(id) || nodes[id].inputs.some(([from]) => weights.has(from)));
+}
 function light() {
   const ids = chosenNodes();
   for (const v of state.views)
     if (v.plan) v.show(planKeys(v));
-    else if (v instanceof Drawing) { const keys = v.keysOf(ids); v.show(keys.length ? keys : v.keysOf(byLine(ids))); }
-    else if (v instanceof Lines) v.show(v.rows.some((r) => ids.includes(r.id)) ? ids : byLine(ids));
+    else if (v instanceof Drawing) { const keys = readersIn(v, ids); v.show(keys.length ? keys : v.keysOf(alike(stages[v.stage].nodes, ids))); }
+    else if (v instanceof Lines) v.show(v.rows.some((r) => ids.includes(r.id)) ? ids : alike(v.rows.map((r) => r.id), ids));
     else v.show();
+}
+// Boxes of these nodes, or, where weights are not drawn, of what reads them.
+function readersIn(v, ids) {
+  let now = new Set(ids), keys = v.keysOf(ids);
+  while (!keys.length && now.size) {
+    now = new Set(stages[v.stage].nodes.filter((id) => nodes[id].inputs.some(([from]) => now.has(from))));
+    keys = v.keysOf(now);
+  }
+  return keys;
 }
 function planKeys(v) {
   const c = state.chosen || {}, ids = new Set(chosenNodes());
@@ -340,15 +191,17 @@ function stagePane(at, title) {
   const where = pane(title);
   if (state.form === "text") { const made = new Lines(where, textRows(at), chooseNode); state.views.push(made); made.paint(); return; }
   const choose = (box) => select(box.members.length === 1 ? { node: box.members[0] } : stepChoice(box));
-  const made = new Drawing(where, graphOf(at, state.fold, state.opened), choose, (group) => { state.opened.add(group); render(); });
-  state.views.push(made);
+  const made = new Drawing(where, graphOf(at, state.fold, state.opened, state.weights), choose, (group) => { state.opened.add(group); render(); });
+  made.stage = at; state.views.push(made);
 }
 const stepChoice = (box) => state.fold === "kernel" && stepOf.has(box.members[0]) ? { step: stepOf.get(box.members[0]) } : { node: box.members[box.members.length - 1], members: box.members };
 
 const TABS = {
   Stages: { has: () => stages.length, left: stageList, tools: stageTools, middle() {
     stagePane(state.left, state.right !== null ? stages[state.left].name : "");
-    if (state.right !== null) stagePane(state.right, stages[state.right].name);
+    if (state.right === null) return;
+    stagePane(state.right, stages[state.right].name);
+    for (const v of state.views) if (v instanceof Drawing) { v.measure(); v.begin(); }  // the first had the width of both
   } },
   Plan: { has: () => steps.length, left: stepList, tools: () => planTools(), middle() {
     const made = new Drawing(pane(), planGraph(), (box) => box.step !== undefined ? chooseStep(box.step) : chooseBuffer(box.buffer), () => {});
@@ -370,13 +223,16 @@ function stageTools() {
   const pick = (label, values, value, change) => make("label", {}, `${label} `, make("select", { on: { onchange: (e) => { change(e.target.value); render(); } } },
     ...values.map(([v, t]) => make("option", { value: v, ...(String(v) === String(value) ? { selected: "" } : {}) }, t))));
   return [
-    pick("As", [["graph", "graph"], ["text", "text"]], state.form, (v) => { state.form = v; }),
+    pick("Show as", [["graph", "graph"], ["text", "text"]], state.form, (v) => { state.form = v; }),
     pick("Fold by", [["none", "nothing"], ["block", "block"], ["line", "line"], ["kernel", "kernel"]], state.fold, (v) => { state.fold = v; state.opened.clear(); }),
-    pick("Beside", [["", "nothing"], ...stages.map((s, i) => [i, s.name])], state.right ?? "", (v) => { state.right = v === "" ? null : Number(v); }),
+    pick("Compare with", [["", "nothing"], ...stages.map((s, i) => [i, s.name])], state.right ?? "", (v) => { state.right = v === "" ? null : Number(v); }),
+    state.form === "graph" ? make("label", { title: "Weights, constants and what is computed from them alone" }, make("input", { type: "checkbox", ...(state.weights ? { checked: "" } : {}), on: { onchange: (e) => { state.weights = e.target.checked; render(); } } }), " weights") : null,
+    state.form === "graph" ? whole() : null,
     make("span", {}, `${count(stages[state.left].nodes.length)} nodes`),
   ];
 }
-const planTools = () => [make("span", {}, `${steps.filter((s) => s.phase !== "prologue").length} steps a run` + (steps.some((s) => s.phase === "prologue") ? `, ${steps.filter((s) => s.phase === "prologue").length} once, when parameters are set` : ""))];
+const whole = () => make("button", { class: "framed", title: "The whole graph", on: { onclick: () => { for (const v of state.views) if (v instanceof Drawing) v.fit(); } } }, "Fit");
+const planTools = () => [whole(), make("span", {}, `${steps.filter((s) => s.phase !== "prologue").length} steps a run` + (steps.some((s) => s.phase === "prologue") ? `, ${steps.filter((s) => s.phase === "prologue").length} once, when parameters are set` : ""))];
 function stepList() {
   return [make("h3", {}, "Steps"), ...steps.map((s) => make("div", { class: "item", "data-step": s.at, on: { onclick: () => chooseStep(s.at) } },
     `${s.at} ${s.label}`, make("small", {}, `${s.name}${s.where === "host" ? " · one op" : ""}${s.phase === "prologue" ? " · once" : ""}`)))];
@@ -395,45 +251,57 @@ function markLeft() {
 function memoryTools() {
   const sizes = Object.entries(DATA.sizes || {}).map(([k, v]) => `${k} = ${v}`).join(", ");
   const known = (role) => DATA.buffers.filter((b) => b.role === role).reduce((a, b) => a + (b.bytes || 0), 0);
-  return [make("span", {}, DATA.arena ? `arena ${bytes(DATA.arena.size)} (${bytes(DATA.arena.apart)} side by side; no plan below ${bytes(DATA.arena.bound)})` : "sizes come from the data"),
-    make("span", {}, `parameters ${bytes(known("param"))}`), sizes ? make("span", {}, `for ${sizes}`) : null];
+  return [make("span", {}, DATA.arena ? `intermediate values ${bytes(DATA.arena.size)}, ${DATA.arena.size > DATA.arena.bound ? `at least ${bytes(DATA.arena.bound)} are needed` : "the least possible"}; ${bytes(DATA.arena.apart)} without reuse` : "sizes come from the data"),
+    make("span", {}, `parameters ${bytes(known("param"))}`), sizes ? make("span", {}, `at ${sizes}`) : null];
 }
 function memoryPane() {
   const where = pane(), canvas = make("canvas"); where.append(canvas);
   const list = DATA.buffers.filter((b) => b.role === "scratch" && b.offset !== null && b.offset !== undefined && b.bytes);
   const area = (b, w, h) => { const n = Math.max(1, steps.length), top = Math.max(1, DATA.arena.size); return [50 + b.birth / n * (w - 70), h - 30 - (b.offset + b.bytes) / top * (h - 60), Math.max(1, (b.death - b.birth + 1) / n * (w - 70)), Math.max(1, b.bytes / top * (h - 60))]; };
   const view = { show() { this.paint(); }, paint() {
-    const r = canvas.getBoundingClientRect(), s = window.devicePixelRatio || 1; canvas.width = r.width * s; canvas.height = r.height * s;
-    const c = canvas.getContext("2d"); c.scale(s, s); const style = getComputedStyle(document.documentElement);
-    c.font = "11px system-ui"; c.fillStyle = style.getPropertyValue("--dim");
+    const { c, wide, high } = sized(canvas), colours = theme.read();
+    c.font = "11px system-ui"; c.fillStyle = colours.dim;
     if (!DATA.arena) { c.fillText("The sizes are not known before a run.", 60, 40); return; }
-    c.fillText(bytes(DATA.arena.size), 4, 36); c.fillText("0", 34, r.height - 28); c.fillText("step 0", 50, r.height - 12); c.fillText(`step ${steps.length - 1}`, r.width - 70, r.height - 12);
-    list.forEach((b, i) => { const [x, y, w, h] = area(b, r.width, r.height); c.fillStyle = state.chosen?.buffer === b.name ? style.getPropertyValue("--accent") : `hsl(${i * 47 % 360} 55% 62%)`; c.fillRect(x, y, w, h); c.strokeStyle = style.getPropertyValue("--bg"); c.strokeRect(x, y, w, h); });
+    c.fillText(bytes(DATA.arena.size), 4, 26); c.fillText("0", 34, high - 28); c.fillText("step 0", 50, high - 12); c.fillText(`step ${steps.length - 1}`, wide - 70, high - 12);
+    c.strokeStyle = colours.bg;
+    list.forEach((b, i) => { const place = area(b, wide, high); c.fillStyle = state.chosen?.buffer === b.name ? colours.accent : `hsl(${i * 47 % 360} 42% 60%)`; c.fillRect(...place); c.strokeRect(...place); });
   } };
+  const at = (e) => { const r = canvas.getBoundingClientRect(), px = e.clientX - r.left, py = e.clientY - r.top; return list.find((b) => { const [x, y, w, h] = area(b, r.width, r.height); return px >= x && px <= x + w && py >= y && py <= y + h; }); };
   canvas.style.cursor = "pointer";
-  canvas.onclick = (e) => { const r = canvas.getBoundingClientRect(); for (const b of list) { const [x, y, w, h] = area(b, r.width, r.height), px = e.clientX - r.left, py = e.clientY - r.top; if (px >= x && px <= x + w && py >= y && py <= y + h) { chooseBuffer(b.name); return; } } };
+  canvas.onclick = (e) => { const b = at(e); if (b) chooseBuffer(b.name); };
+  hover(canvas, (e) => { const b = at(e); return b && `${b.name} : ${b.type}, ${bytes(b.bytes)}, steps ${b.birth} … ${b.death}`; });
   new ResizeObserver(() => view.paint()).observe(where); state.views.push(view); view.paint();
 }
 
-function tableOf(heads, rows, click) {
-  return make("table", {}, make("tr", {}, ...heads.map((h) => make("th", { class: h[0] === ">" ? "r" : "" }, h.replace(">", "")))),
-    ...rows.map((row, i) => make("tr", { on: click ? { onclick: () => click(i) } : {} }, ...row.map((cell, k) => make("td", { class: heads[k][0] === ">" ? "r" : "" }, cell instanceof Node ? cell : String(cell ?? ""))))));
+// A line of text at the pointer.
+function hover(canvas, said) {
+  canvas.addEventListener("pointermove", (e) => { const text = said(e), tip = $("tip"); tip.textContent = text || ""; tip.hidden = !text; tip.style.left = `${Math.min(e.clientX + 14, innerWidth - 380)}px`; tip.style.top = `${e.clientY + 16}px`; });
+  canvas.addEventListener("pointerleave", () => { $("tip").hidden = true; });
+}
+
+// Rows under heads, or without; numbers, whose heads begin with >, stand at the right.
+function tableOf(heads, rows) {
+  return make("table", {}, heads.length ? make("tr", {}, ...heads.map((h) => make("th", { class: h[0] === ">" ? "r" : "" }, h.replace(">", "")))) : null,
+    ...rows.map((row) => make("tr", {}, ...row.map((cell, k) => make("td", { class: heads[k]?.[0] === ">" ? "r" : "" }, cell instanceof Node ? cell : String(cell ?? ""))))));
 }
 function fusionPane() {
   const where = pane(), link = (id) => make("a", { on: { onclick: () => chooseNode(id) } }, nodes[id].op);
-  const fused = steps.filter((s) => s.nodes.length > 1);
+  const grouped = (list, key) => { const found = new Map(); for (const one of list) { const k = key(one); if (!found.has(k)) found.set(k, []); found.get(k).push(one); } return [...found.values()]; };
+  const fused = grouped(steps.filter((s) => s.nodes.length > 1), (s) => `${s.name} ${s.label}`);
+  const cuts = grouped(DATA.cuts, ([a, b, why]) => `${nodes[a].op} ${b === null ? "" : nodes[b].op} ${why}`);
+  const several = (list, go) => make("span", {}, ...list.slice(0, 12).flatMap((one, i) => [i ? " " : "", go(one)]), list.length > 12 ? ` and ${list.length - 12} more` : "");
   where.append(make("div", { class: "padded" },
-    make("h3", {}, `Fused: ${fused.length} kernels of ${fused.reduce((a, s) => a + s.nodes.length, 0)} ops`),
-    tableOf(["step", "ops", ">count"], fused.map((s) => [make("a", { on: { onclick: () => chooseStep(s.at) } }, s.name), s.label, s.nodes.length])),
-    make("h3", {}, `Not fused: ${DATA.cuts.length} values go through memory, and why`),
-    tableOf(["value of", "read by", "why", "line"], DATA.cuts.map(([a, b, why]) => [link(a), b === null ? "" : link(b), why, nodes[a].line]))));
+    make("h3", {}, `Fused: ${count(fused.reduce((sum, [s, ...more]) => sum + s.nodes.length * (1 + more.length), 0))} ops in ${count(fused.length)} kernels`),
+    tableOf(["kernel", "ops", ">count", "steps"], fused.map((list) => [list[0].name, list[0].label, list[0].nodes.length, several(list, (s) => make("a", { on: { onclick: () => chooseStep(s.at) } }, String(s.at)))])),
+    make("h3", {}, `Not fused: ${count(DATA.cuts.length)} values go through memory, and why`),
+    tableOf(["value of", "read by", "why", ">times", "line"], cuts.map((list) => [link(list[0][0]), list[0][1] === null ? "" : link(list[0][1]), list[0][2], list.length, nodes[list[0][0]].line]))));
 }
 function weightsPane() {
   const rows = (DATA.tensors || []).length ? DATA.tensors.map(([n, k, s, b]) => [n, k, `[${s.join(", ")}]`, b === null ? "" : bytes(b)]) : params().map((b) => [b.key, b.type.split("[")[0], `[${b.type.split("[")[1] || "]"}`, bytes(b.bytes)]);
   pane().append(make("div", { class: "padded" }, tableOf(["name", "format", "shape", ">size"], rows.slice(0, 20000))));
 }
 function factsPane() {
-  pane().append(make("div", { class: "padded" }, DATA.problem ? make("p", { class: "problem" }, `The program is not shown: ${DATA.problem}`) : null, tableOf(["", ""], DATA.facts || [])));
+  pane().append(make("div", { class: "padded" }, DATA.problem ? make("p", { class: "problem" }, `The program is not shown: ${DATA.problem}`) : null, tableOf([], DATA.facts || [])));
 }
 
 // the timeline of a trace
@@ -441,40 +309,40 @@ function factsPane() {
 function spanList() {
   const total = new Map();
   for (const [name, , , dur] of DATA.spans) { const t = total.get(name) || [0, 0]; t[0] += dur; t[1]++; total.set(name, t); }
-  return [make("h3", {}, "Time by name"), ...[...total].sort((a, b) => b[1][0] - a[1][0]).slice(0, 300).map(([name, [t, n]]) => make("div", { class: "item", on: { onclick: () => select({ span: DATA.spans.find((s) => s[0] === name) }) } }, name, make("small", {}, `${time(t)} in ${count(n)}`)))];
+  return [make("h3", {}, "Time by name"), ...[...total].sort((a, b) => b[1][0] - a[1][0]).slice(0, 300).map(([name, [t, n]]) => make("div", { class: "item", on: { onclick: () => select({ span: DATA.spans.find((s) => s[0] === name) }) } }, name, make("small", {}, `${time(t)}${n > 1 ? `, ${count(n)} times` : ""}`)))];
 }
+function hueOf(name) { let hash = 0; for (const ch of name) hash = (hash * 31 + ch.charCodeAt(0)) % 360; return `hsl(${hash} 45% 62%)`; }
 function timelinePane() {
   const where = pane(), canvas = make("canvas"); where.append(canvas);
   const threads = [...new Set(DATA.spans.map((s) => s[4]))], rows = []; let base = 24;
   const top = new Map();
   for (const t of threads) {
     const own = DATA.spans.filter((s) => s[4] === t).sort((a, b) => a[2] - b[2] || b[3] - a[3]), open = []; let deepest = 0;
-    for (const s of own) { while (open.length && open[open.length - 1] <= s[2] + 1e-9) open.pop(); rows.push([s, base + open.length * 20]); deepest = Math.max(deepest, open.length); open.push(s[2] + s[3]); }
+    for (const s of own) { while (open.length && open[open.length - 1] <= s[2] + 1e-9) open.pop(); rows.push([s, base + open.length * 20, hueOf(s[0])]); deepest = Math.max(deepest, open.length); open.push(s[2] + s[3]); }
     top.set(t, base); base += (deepest + 1) * 20 + 26;
   }
-  const begin = Math.min(...DATA.spans.map((s) => s[2])), end = Math.max(...DATA.spans.map((s) => s[2] + s[3]));
+  const begin = DATA.spans.reduce((least, s) => Math.min(least, s[2]), Infinity), end = DATA.spans.reduce((most, s) => Math.max(most, s[2] + s[3]), -Infinity);
   let from = begin, span = Math.max(1e-3, end - begin), dy = 0;
-  const view = { frames: [], show() { this.draw(); }, draw() { if (!this.asked) { this.asked = true; requestAnimationFrame(() => { this.asked = false; this.paint(); }); } }, paint() {
-    const start = performance.now(), r = canvas.getBoundingClientRect(), s = window.devicePixelRatio || 1; canvas.width = r.width * s; canvas.height = r.height * s;
-    const c = canvas.getContext("2d"); c.scale(s, s); c.font = "11px system-ui"; const style = getComputedStyle(document.documentElement);
-    const x = (t) => (t - from) / span * r.width;
-    for (const [span_, y] of rows) {
-      const a = x(span_[2]), w = Math.max(0.5, span_[3] / span * r.width);
-      if (a + w < 0 || a > r.width || y + dy < -20 || y + dy > r.height) continue;
-      let hash = 0; for (const ch of span_[0]) hash = (hash * 31 + ch.charCodeAt(0)) % 360;
-      c.fillStyle = state.chosen?.span === span_ ? style.getPropertyValue("--accent") : `hsl(${hash} 45% 62%)`; c.fillRect(a, y + dy, w, 18);
+  const view = { show() { this.draw(); }, draw() { if (!this.asked) { this.asked = true; requestAnimationFrame(() => { this.asked = false; this.paint(); }); } }, paint() {
+    const { c, wide, high } = sized(canvas), colours = theme.read(), x = (t) => (t - from) / span * wide;
+    c.font = "11px system-ui";
+    for (const [span_, y, hue] of rows) {
+      const a = x(span_[2]), w = Math.max(0.5, span_[3] / span * wide);
+      if (a + w < 0 || a > wide || y + dy < -20 || y + dy > high) continue;
+      c.fillStyle = state.chosen?.span === span_ ? colours.accent : hue; c.fillRect(a, y + dy, w, 18);
       if (w > 40) { c.fillStyle = "#111"; c.save(); c.beginPath(); c.rect(a, y + dy, w, 18); c.clip(); c.fillText(span_[0], Math.max(a, 0) + 4, y + dy + 13); c.restore(); }
     }
-    c.fillStyle = style.getPropertyValue("--dim");
+    c.fillStyle = colours.dim;
     for (const [t, y] of top) c.fillText(DATA.threads[t] ? `${DATA.threads[t]}` : `thread ${t}`, 6, y + dy - 5);
-    c.fillText(`${time(from - begin)} … ${time(from - begin + span)}`, r.width - 170, 14);
-    this.frames.push(performance.now() - start);
+    c.fillText(`${time(from - begin)} … ${time(from - begin + span)}`, wide - 170, 14);
   } };
   canvas.onwheel = (e) => { e.preventDefault(); const r = canvas.getBoundingClientRect(), at = from + (e.clientX - r.left) / r.width * span, f = Math.exp(e.deltaY * 0.0015); span = Math.min((end - begin) * 1.2, Math.max(1e-3, span * f)); from = at - (e.clientX - r.left) / r.width * span; view.draw(); };
   let held = null, moved = false;
   canvas.onpointerdown = (e) => { held = [e.clientX, e.clientY]; moved = false; canvas.setPointerCapture(e.pointerId); };
   canvas.onpointermove = (e) => { if (!held) return; const r = canvas.getBoundingClientRect(); from -= (e.clientX - held[0]) / r.width * span; dy = Math.min(0, dy + e.clientY - held[1]); if (Math.abs(e.clientX - held[0]) + Math.abs(e.clientY - held[1]) > 1) moved = true; held = [e.clientX, e.clientY]; view.draw(); };
-  canvas.onpointerup = (e) => { held = null; if (moved) return; const r = canvas.getBoundingClientRect(), t = from + (e.clientX - r.left) / r.width * span, y = e.clientY - r.top - dy; const hit = rows.find(([s, top_]) => t >= s[2] && t <= s[2] + s[3] && y >= top_ && y <= top_ + 18); if (hit) select({ span: hit[0] }); };
+  const at = (e) => { const r = canvas.getBoundingClientRect(), t = from + (e.clientX - r.left) / r.width * span, y = e.clientY - r.top - dy; return rows.find(([s, above]) => t >= s[2] && t <= s[2] + s[3] && y >= above && y <= above + 18)?.[0]; };
+  canvas.onpointerup = (e) => { held = null; const hit = moved ? undefined : at(e); if (hit) select({ span: hit }); };
+  hover(canvas, (e) => { const s = held ? undefined : at(e); return s && `${s[0]}: ${time(s[3])}`; });
   new ResizeObserver(() => view.paint()).observe(where); state.views.push(view); view.paint();
 }
 
@@ -484,11 +352,24 @@ function details() {
   const right = $("right"), c = state.chosen;
   right.replaceChildren(...(!c ? hello() : c.node !== undefined ? ofNode(nodes[c.node], c.members) : c.step !== undefined ? ofStep(steps[c.step]) : c.buffer !== undefined ? ofBuffer(bufferAt.get(c.buffer)) : c.span ? ofSpan(c.span) : ofLine(c.line)).filter(Boolean));
 }
-const hello = () => [make("p", { class: "dim" }, stages.length ? "Click a box to see its types, its kernel, its buffers, its code and the line it came from. Double-click a folded group to open it." : "Click a span to see what it was.")];
+// Nothing is chosen: the program in a few numbers, what the colours mean, and what to do.
+function hello() {
+  const hint = make("p", { class: "dim" }, stages.length ? "Click a box to see its types, its kernel, its buffers, its code and the line it came from. Double-click a folded group to open it. Drag to move, turn the wheel to zoom, press / to search." : "Click a span to see what it was.");
+  if (!stages.length) return [hint];
+  const last = stages[stages.length - 1], ins = last.nodes.map((id) => nodes[id]).filter((n) => n.op === "input"), outs = last.results.map((id) => nodes[id]);
+  const fused = steps.filter((s) => s.nodes.length > 1), weights = params().reduce((sum, b) => sum + (b.bytes || 0), 0);
+  const names = { input: "input", param: "weight, or made of weights", constant: "constant", op: "op", group: "several ops in one box", host: "op with a routine of its own" };
+  const rows = [steps.length ? ["kernels", `${count(new Set(steps.map((s) => s.name)).size)}, in ${count(steps.length)} steps`] : null, fused.length ? ["fused", `${count(fused.reduce((a, s) => a + s.nodes.length, 0))} ops in ${count(fused.length)} steps`] : null,
+    params().length ? ["parameters", `${count(params().length)}, ${bytes(weights)}`] : null, DATA.arena ? ["intermediate values", bytes(DATA.arena.size)] : null].filter(Boolean);
+  const kinds = new Set(state.views.flatMap((v) => v instanceof Drawing ? v.list.map((b) => b.kind) : []));
+  const legend = Object.entries(names).filter(([kind]) => kinds.has(kind)).map(([kind, name]) => { const dot = make("i", { class: "dot" }); dot.style.background = BAND[kind]; return make("div", {}, dot, name); });
+  return [make("h2", {}, DATA.name), ...(rows.length ? [tableOf([], rows)] : []), legend.length ? hint : null, ...(legend.length ? [make("h3", {}, "Colours"), ...legend] : []),
+    ...listed("Inputs", ins.map((n) => nodeLink(n.id)), 12), ...listed("Results", outs.map((n) => nodeLink(n.id)), 12)];
+}
 const nodeLink = (id) => make("a", { on: { onclick: () => chooseNode(id) } }, `${called(nodes[id])} : ${nodes[id].types[0]}`);
 const stepLink = (at) => make("a", { on: { onclick: () => { chooseStep(at); } } }, `${steps[at].name}: ${steps[at].label}`);
 const lineLink = (line) => line ? [make("h3", {}, "Line"), make("a", { on: { onclick: () => select({ line }) } }, line), DATA.lines[line] ? make("pre", {}, DATA.lines[line]) : null] : [];
-const listed = (title, items) => items.length ? [make("h3", {}, title), ...items.slice(0, 60).map((i) => make("div", {}, i)), items.length > 60 ? make("div", { class: "dim" }, `and ${items.length - 60} more`) : null] : [];
+const listed = (title, items, most = 60) => items.length ? [make("h3", {}, title), ...items.slice(0, most).map((i) => make("div", {}, i)), items.length > most ? make("div", { class: "dim" }, `and ${items.length - most} more`) : null] : [];
 
 function ofNode(n, members) {
   const readers = stages[state.left] ? stages[state.left].nodes.filter((id) => nodes[id].inputs.some(([i]) => i === n.id)) : [];
@@ -518,7 +399,7 @@ function ofBuffer(b) {
     b.offset !== null && b.offset !== undefined ? make("div", {}, `offset ${count(b.offset)}, alive in steps ${b.birth} … ${b.death}`) : null,
     ...(writer ? [make("h3", {}, "Written by"), stepLink(writer.at)] : []), ...listed("Read by", readers.map(stepLink))];
 }
-const ofSpan = ([name, category, begin, dur, thread, args]) => [make("h2", {}, name), make("div", {}, `${category} · ${time(dur)} · thread ${thread}`), make("h3", {}, "Facts"), tableOf(["", ""], Object.entries(args || {}).map(([k, v]) => [k, typeof v === "object" ? JSON.stringify(v) : v]))];
+const ofSpan = ([name, category, begin, dur, thread, args]) => [make("h2", {}, name), make("div", {}, `${category} · ${time(dur)} · thread ${thread}`), make("h3", {}, "Facts"), tableOf([], Object.entries(args || {}).map(([k, v]) => [k, typeof v === "object" ? JSON.stringify(v) : v]))];
 function ofLine(line) {
   const ids = nodes.filter((n) => n.line === line && !isLeaf(n)).map((n) => n.id), kernels = [...new Set(ids.filter((id) => stepOf.has(id)).map((id) => stepOf.get(id)))];
   return [make("h2", {}, line), DATA.lines[line] ? make("pre", {}, DATA.lines[line]) : null, ...listed("Kernels", kernels.map(stepLink)), ...listed("Nodes", ids.map(nodeLink))];
@@ -535,6 +416,7 @@ function search(words) {
   stages.forEach((stage, at) => { for (const id of stage.nodes) { const n = nodes[id]; if (has(`${n.op} ${n.fields} ${n.types.join(" ")} ${n.block} ${n.line}`)) found.push([stage.name, `${called(n)} : ${n.types[0]}${n.line ? ` · ${n.line}` : ""}`, () => { state.left = at; open("Stages"); chooseNode(id); }]); } });
   for (const [name, kind, shape] of DATA.tensors || []) if (has(`${name} ${kind}`)) found.push(["weight", `${name} ${kind}[${shape.join(", ")}]`, () => open("Weights")]);
   for (const s of DATA.spans || []) { if (found.length > 3000) break; if (has(s[0])) found.push(["span", `${s[0]} ${time(s[3])}`, () => { open("Timeline"); select({ span: s }); }]); }
+  left.hidden = false;
   left.replaceChildren(make("h3", {}, `${count(found.length)} found`), ...found.slice(0, 500).map(([kind, said, go]) => make("div", { class: "item", on: { onclick: go } }, said, make("small", {}, kind))));
   return found;
 }
@@ -542,7 +424,7 @@ function search(words) {
 // ---------------------------------------------------------------------------------------------------------------- render
 
 function open(tab) { if (state.tab !== tab || tab === "Stages") { state.tab = tab; render(); } }
-function renderLeft() { $("left").replaceChildren(...TABS[state.tab].left()); markLeft(); }
+function renderLeft() { const items = TABS[state.tab].left(); $("left").replaceChildren(...items); $("left").hidden = !items.length; markLeft(); }
 function render() {
   state.views = []; $("panes").replaceChildren();
   $("tabs").replaceChildren(...Object.keys(TABS).filter((t) => TABS[t].has()).map((t) => make("button", { class: t === state.tab ? "on" : "", on: { onclick: () => { state.tab = t; render(); } } }, t)));
@@ -552,7 +434,7 @@ function render() {
   details(); if (state.chosen) light();
 }
 
-// A link such as page.html#tab=Plan&step=3 opens the page there: tab, stage, beside, fold, form, step, node, buffer, search.
+// A link such as page.html#tab=Plan&step=3 opens the page there: tab, stage, beside, fold, form, weights, step, node, buffer, search.
 function follow(link) {
   const asked = new URLSearchParams(link.replace(/^#/, "")), take = (name, act) => { if (asked.has(name)) act(asked.get(name)); };
   const stage = (name) => Math.max(0, stages.findIndex((s, i) => s.name === name || String(i) === name));
@@ -560,6 +442,7 @@ function follow(link) {
   take("beside", (v) => { state.right = stage(v); });
   take("fold", (v) => { state.fold = v; });
   take("form", (v) => { state.form = v; });
+  take("weights", (v) => { state.weights = v === "yes"; });
   take("tab", (v) => { if (TABS[v] && TABS[v].has()) state.tab = v; });
   render();
   take("step", (v) => { if (steps[v]) chooseStep(Number(v)); });
@@ -568,17 +451,20 @@ function follow(link) {
   take("search", (v) => { $("search").value = v; search(v); });
 }
 
+const KINDS = { onnx: "ONNX", gguf: "GGUF", folder: "model folder" };
+
 async function begin() {
   prepare(await unpacked());
   $("title").textContent = DATA.name;
-  $("about").textContent = [DATA.kind, DATA.device ? `on ${DATA.device} (${DATA.target})` : "", stages.length ? `${count(stages[stages.length - 1].nodes.length)} nodes, ${count(steps.length)} steps` : ""].filter(Boolean).join(" · ");
+  $("about").textContent = [KINDS[DATA.kind] ?? DATA.kind, DATA.device ? `on ${DATA.device}` : "", stages.length ? `${count(stages[stages.length - 1].nodes.length)} nodes, ${count(steps.length)} steps` : ""].filter(Boolean).join(" · ");
   const dark = localStorage.getItem("strata-theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   document.documentElement.classList.toggle("dark", dark === "dark");
-  $("theme").onclick = () => { const now = document.documentElement.classList.toggle("dark"); localStorage.setItem("strata-theme", now ? "dark" : "light"); for (const v of state.views) (v.paint || (() => {})).call(v); };
+  $("theme").onclick = () => { const now = document.documentElement.classList.toggle("dark"); localStorage.setItem("strata-theme", now ? "dark" : "light"); theme.changed(); for (const v of state.views) (v.paint || (() => {})).call(v); };
   let wait = null; $("search").oninput = () => { clearTimeout(wait); wait = setTimeout(() => search($("search").value), 120); };
   document.addEventListener("keydown", (e) => { if (e.key === "/" && e.target.tagName !== "INPUT") { e.preventDefault(); $("search").focus(); } if (e.key === "Escape") { $("search").value = ""; renderLeft(); } });
   if (stages.length > 0) state.left = Math.max(0, stageNamed("optimised"));
   if (stages.length && stages[state.left].nodes.length > 400) state.fold = "kernel";
+  state.weights = !stages.length || stages[state.left].nodes.length <= 60;  // more of them hide the flow of data
   state.tab = DATA.kind === "trace" ? "Timeline" : Object.keys(TABS).find((t) => TABS[t].has()) || "File";
   follow(location.hash);
   window.onhashchange = () => follow(location.hash);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -211,7 +212,12 @@ def test_explain(capsys: pytest.CaptureFixture[str], layer: str, tmp_path: Path)
 def test_explain_draws_memory_of_sizes_without_a_bound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "open.mir"
     path.write_text(LAYER.replace(" where batch in 1..64", ""))
-    assert "scratch memory, batch=" in answer(capsys, "explain", str(path), "--memory")
+    assert "scratch memory, batch=128: none is needed" in answer(capsys, "explain", str(path), "--memory")
+    path.write_text(path.read_text().replace("tanh(%1)", "softmax(%1) {axis = 1}"))
+    drawn = answer(capsys, "explain", str(path), "--memory")
+    assert "scratch memory, batch=128: kB in use" in drawn
+    assert re.search(r"^2.048 │", drawn, re.MULTILINE), "128 rows of 4 floats"
+    assert re.search(r"^ +0 │", drawn, re.MULTILINE), "from zero"
     assert main(["explain", str(path), "--memory", str(tmp_path / "plan.svg")]) == 0
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
 

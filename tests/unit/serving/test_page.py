@@ -3,88 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+import strata.serving.http
 from strata.models import Decoder
 from strata.serving import Engine, HttpOptions, LoadTest, Server, Service, plot_load, run_load
+from tests.browser import CHROMIUM, Browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class Browser:
-    """A headless Chromium that is told what to do over pipes (its DevTools protocol)."""
-
-    def __init__(self, folder: Path) -> None:
-        assert CHROMIUM is not None
-        read, self._write = os.pipe()
-        self._read, write = os.pipe()
-
-        def pipes() -> None:
-            os.dup2(read, 10)
-            os.dup2(write, 11)
-            os.dup2(10, 3)
-            os.dup2(11, 4)
-
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--remote-debugging-pipe",
-            f"--user-data-dir={folder}",
-        ]
-        self.process = subprocess.Popen(
-            [CHROMIUM, *options, "about:blank"], close_fds=False, stderr=subprocess.DEVNULL,
-            preexec_fn=pipes,  # noqa: PLW1509 - its pipes have numbers of their own
-        )  # fmt: skip
-        os.close(read)
-        os.close(write)
-        self._left, self._number, self._session = b"", 0, None
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-
-    def ask(self, method: str, **given: Any) -> Any:
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": given}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        os.write(self._write, json.dumps(message).encode() + b"\0")
-        while True:
-            while b"\0" not in self._left:
-                part = os.read(self._read, 1 << 16)
-                assert part, "the browser has ended"
-                self._left += part
-            first, _, self._left = self._left.partition(b"\0")
-            found = json.loads(first)
-            if found.get("id") == self._number:
-                assert "error" not in found, found
-                return found["result"]
-
-    def value(self, code: str) -> Any:
-        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    def until(self, code: str) -> None:
-        end = time.monotonic() + 60
-        while not self.value(code):
-            assert time.monotonic() < end, code
-            time.sleep(0.05)
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-        os.close(self._read)
-        os.close(self._write)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -101,7 +32,8 @@ def test_the_page_chats_and_shows_the_load(chat_model: Callable[[], Decoder], tm
             browser.value("at('tokens').value = 12; at('text').value = '<b>hello</b>'; at('form').requestSubmit()")
             browser.until("messages.length === 2 && stopping === null")
             assert browser.value("document.querySelector('.user').textContent") == "<b>hello</b>"
-            assert browser.value("document.querySelector('.assistant').textContent === messages[1].content")
+            plain = "formatted(messages[1].content).map((part) => part.textContent ?? part).join('')"
+            assert browser.value(f"document.querySelector('.assistant').textContent === {plain}")
             assert not browser.value("document.querySelector('.error')")
             browser.until("at('load').textContent.includes('KV cache')")
             assert "running" in browser.value("at('load').textContent")
@@ -118,6 +50,29 @@ def test_the_page_chats_and_shows_the_load(chat_model: Callable[[], Decoder], tm
                 time.sleep(0.05)
         finally:
             browser.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_talk_has_the_room_and_answers_are_text(tmp_path: Path) -> None:
+    page = Path(strata.serving.http.__file__).with_name("page.html")
+    browser = Browser(tmp_path)
+    try:
+        browser.ask("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+        browser.ask("Page.navigate", url=page.as_uri())
+        browser.until("document.readyState === 'complete' && !!document.querySelector('main')")
+        place = "document.querySelector('{}').getBoundingClientRect()"
+        said, form, side = (browser.value(f"{place.format(tag)}.toJSON()") for tag in ("main", "form", "aside"))
+        assert said["width"] == form["width"] > 3 * side["width"]
+        assert said["right"] <= side["left"], "figures stand at the right"
+        answer = "**Two** words, `x < 1`:\n```python\nprint('<b>')\n```\n<i>done</i>"
+        shown = f"show('assistant', '').append(...formatted({json.dumps(answer)}))"
+        browser.value(f"messages.push({{ role: 'user', content: '' }}); {shown}")
+        tags = "[...document.querySelector('.assistant').children].map((made) => [made.tagName, made.textContent])"
+        assert browser.value(tags) == [["STRONG", "Two"], ["CODE", "x < 1"], ["PRE", "print('<b>')"]]
+        browser.value("at('clear').click()")
+        assert browser.value("messages.length + document.querySelectorAll('.message').length") == 0
+    finally:
+        browser.close()
 
 
 def test_the_page_takes_nothing_from_elsewhere(chat_model: Callable[[], Decoder]) -> None:

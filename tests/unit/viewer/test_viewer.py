@@ -226,7 +226,18 @@ document.title = "waiting";
   state.tab = "Stages"; state.fold = "none"; render();
   const drawing = state.views[0];
   for (let i = 0; i < 30; i++) { drawing.dx -= 7; drawing.zoom *= 0.99; drawing.paint(); }
-  document.title = JSON.stringify({ tabs: Object.keys(seen), boxes: drawing.list.length, unreachable });
+  drawing.begin(); drawing.paint();
+  const near = drawing.drawn.boxes;
+  drawing.dy = -1e6; drawing.paint();
+  const away = drawing.drawn;
+  state.weights = false; render(); chooseNode(stages[state.left].nodes.find((id) => called(nodes[id]) === "w"));
+  const bare = state.views[0], lit = bare.list.filter((b) => bare.lit.has(b.key)).map((b) => b.title);
+  const matmul = (stage) => stage.nodes.filter((id) => nodes[id].op === "matmul");
+  const [before, after] = [stages[0], stages[stages.length - 1]].map(matmul);
+  for (const n of nodes) n.line = "";
+  const linked = before[0] !== after[0] && String(alike(stages[0].nodes, after)) === String(before);
+  const found = { tabs: Object.keys(seen), boxes: drawing.list.length, bare: bare.list.length };
+  document.title = JSON.stringify({ ...found, unreachable, near, away, lit, linked });
 })().catch((error) => { document.title = `failed: ${error.stack}`; });
 </script>
 """
@@ -235,7 +246,10 @@ document.title = "waiting";
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_a_browser_shows_it(tmp_path: Path) -> None:
     assert CHROMIUM is not None
-    graph = layer()
+    graph = st.Graph("layer")
+    x = graph.input("x", (st.sym("batch", 1, 64), 16))
+    w, b = graph.param("w", (16, 32)), graph.param("b", (32,))
+    graph.outputs(((x * 1) @ w + b).gelu().softmax(-1))  # without the product with 1, the matmul is another node
     path = st.view(graph, tmp_path / "layer.html")
     path.write_text(path.read_text("utf-8").replace("</body>", f"{PROBE}</body>"), "utf-8")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
@@ -246,4 +260,12 @@ def test_a_browser_shows_it(tmp_path: Path) -> None:
     found = json.loads(title[1])
     assert found["tabs"] == ["Stages", "Plan", "Memory", "Fusion", "Weights"]
     assert found["unreachable"] == 0
-    assert found["boxes"] == len(CompilePipeline("cpu").compile(graph).lir.graph.nodes())
+    planned = CompilePipeline("cpu").compile(graph).lir.graph
+    assert found["boxes"] == len(planned.nodes())
+    assert found["near"] > 0
+    assert found["away"] == {"boxes": 0, "texts": 0, "lines": 0}, "work follows what is in sight"
+    leaves = [n for n in planned.nodes() if n.op.name in ("param", "constant")]
+    assert len(leaves) >= 2
+    assert found["bare"] == len(planned.nodes()) - len(leaves)
+    assert found["lit"] == ["matmul"], "a weight that is not drawn lights what reads it"
+    assert found["linked"], "an op is found again by its weights"
