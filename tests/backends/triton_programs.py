@@ -213,9 +213,11 @@ def ids_far_and_near() -> None:
         g = Graph("rows")
         x, ids = g.input("x", dtype[sym("N", 0), 20]), g.input("ids", i64[sym("N", 0)])
         g.outputs(ops.scatter_add(x * 2, ids, 300))
-        for count in (0, 1, 40):
+        for count in (0, 1, 40, 1100):
             given = {"x": normal(count, 20).astype(dtype.np), "ids": RNG.integers(250, 270, count)}
             agree(g, given, 1e-5 if dtype is f32 else 2e-2)
+    given["ids"][100:] = 255  # more in a row than are looked at together
+    agree(g, given, 6e-2)
     given["x"][3, 2] = np.inf  # stays in its row
     assert np.argwhere(~np.isfinite(run(g, given)[0].astype(np.float32))).tolist() == [[given["ids"][3], 2]]
 

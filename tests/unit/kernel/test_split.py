@@ -86,6 +86,15 @@ def test_sums_of_a_few_sums(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(got, array.sum((0, 2), dtype=np.float64), rtol=1e-4, atol=1e-3)
 
 
+def test_columns_of_rows_with_a_factor_each() -> None:
+    """A factor that all columns share lies along the terms; their own elements do not."""
+    k = KernelBuilder("scaled")
+    x, y = k.input("x", f32[300, 60]), k.input("y", f32[300])
+    k.output("z", f32[60], lambda at: k.reduce("sum", (300,), lambda row: x[row, at[0]] * y[row]))
+    rng = np.random.default_rng(0)
+    check(k.build(), [rng.standard_normal((300, 60), np.float32), rng.standard_normal(300, np.float32)], {}, 2)
+
+
 def test_rows_that_are_enough_for_threads_stay_whole() -> None:
     sample = samples.reduction((8, 1000), (1,))
     check(sample.kernel, sample.arrays({}), {}, 1)
