@@ -72,6 +72,7 @@ TABLES = {
     # serving
     "idle pages": TableKind("PagePool", "pages of prompts that nobody reads now", "number of the page"),
     "responses": TableKind("Service", "responses that others may go on from", "id of the response", 1000),
+    "grammars": TableKind("GrammarTrials", "what is wrong with grammars", "text of the grammar", 4096),
 }
 
 

@@ -47,7 +47,7 @@ class Grammar:
     @staticmethod
     def shortest(schema: Any) -> int:
         """About so many letters a short text of a schema has."""
-        return _shortest(schema, schema, MOST_DEPTH)
+        return _shortest(schema, schema, MOST_DEPTH, {})
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Grammar:
@@ -108,6 +108,10 @@ class Matcher:
         self._id_of = tokenizer.id_of
         if self._inner.is_error():
             raise _refused(self._inner.get_error())
+        self._is_computed = False  # whether the bits are those of the next token
+        self._compute()  # here, where nobody else waits for it
+        if self._inner.is_error():
+            raise _refused(f"no text follows it: {self._inner.get_error()}")
 
     @property
     def is_done(self) -> bool:
@@ -116,7 +120,7 @@ class Matcher:
 
     def allowed(self, left: int | None = None) -> np.ndarray:
         """Tokens that may come next, bool[V], where so many are left in all."""
-        self._inner.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._compute()
         if self._inner.is_error():
             raise RunError(f"grammar: {_first_line(self._inner.get_error())}", code="X605")
         found = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocabulary]
@@ -131,6 +135,11 @@ class Matcher:
                 found = np.zeros(self._vocabulary, np.uint8)
                 found[closer] = 1
         return found.view(bool)
+
+    def _compute(self) -> None:
+        if not self._is_computed:
+            self._inner.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+            self._is_computed = True
 
     def _string_end(self, allowed: np.ndarray) -> int | None:
         """The quote that ends a string, or a letter on a short way to it; None where no short way is known."""
@@ -149,6 +158,7 @@ class Matcher:
 
     def take(self, token: int) -> None:
         """The token that was chosen."""
+        self._is_computed = False
         if not self._inner.consume_token(token):
             raise RunError(f"grammar: {_first_line(self._inner.get_error())}", code="X605")
         if self._closing:
@@ -179,35 +189,43 @@ def _required(schema: Any, depth: int) -> set[str]:
     return found
 
 
-def _shortest(schema: Any, root: Any, depth: int) -> int:
-    """Letters of a short text of a schema."""
+def _shortest(schema: Any, root: Any, depth: int, known: dict[tuple[int, int], int]) -> int:
+    """Letters of a short text of a schema; `known` are those of its parts, by their identity and depth."""
     if not isinstance(schema, Mapping) or depth == 0:
         return 8
+    key = (id(schema), depth)
+    if key not in known:
+        known[key] = _shortest_of(schema, root, depth, known)
+    return known[key]
+
+
+def _shortest_of(schema: Mapping[str, Any], root: Any, depth: int, known: dict[tuple[int, int], int]) -> int:
+    def inside(part: Any) -> int:
+        return _shortest(part, root, depth - 1, known)
+
     reference = schema.get("$ref")
     if isinstance(reference, str):
         found = root
         for part in reference.removeprefix("#").strip("/").split("/"):
             found = found.get(part, {}) if part and isinstance(found, Mapping) else found
-        return _shortest(found, root, depth - 1)
+        return inside(found)
     if "const" in schema or schema.get("enum"):
         values = schema["enum"] if "const" not in schema else [schema["const"]]
         return max(len(json.dumps(v)) for v in values) if isinstance(values, list) else 8
     size = 8 if "pattern" not in schema else 24
     for name in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(name), list):
-            size = max([size, *(_shortest(s, root, depth - 1) for s in schema[name])])
+            size = max([size, *map(inside, schema[name])])
     inner = schema.get("properties")
     if isinstance(inner, Mapping):  # those that need not be there may have been begun
-        size += sum(len(n) + 6 + _shortest(inner[n], root, depth - 1) for n in inner)
+        size += sum(len(n) + 6 + inside(inner[n]) for n in inner)
     if "items" in schema:
-        size += _shortest(schema["items"], root, depth - 1)
+        size += inside(schema["items"])
     size += 2 * FORMATS.get(str(schema.get("format")), 0)
     for name in ("minLength", "minItems"):
         least = schema.get(name)
         if isinstance(least, int):
-            size += min(least, 4096) * (
-                1 if name == "minLength" else 2 + _shortest(schema.get("items"), root, depth - 1)
-            )
+            size += min(least, 4096) * (1 if name == "minLength" else 2 + inside(schema.get("items")))
     return min(size, 1 << 16)
 
 
