@@ -277,3 +277,23 @@ def test_mistakes(decoder: Make) -> None:
             Engine(decoder(), **size)
     with pytest.raises(OptionError, match="generates no text"):
         Engine("model")  # type: ignore[arg-type]
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones(chat_model: Make) -> None:
+    """They are read in chunks, with steps of the others between them; bits do not depend on it."""
+    model = chat_model()
+    long = [[5 + i * step % 90 for i in range(460)] for step in (1, 7)]
+    short = [[9, 8, 7], [20, 30, 40, 50]]
+    alone = [model.generate(p, max_tokens=4) for p in (*long, *short)]
+    engine = Engine(model, cache_tokens=4096, max_requests=4, max_tokens=160)
+    requests = [engine.submit(p, max_tokens=4) for p in long]
+    engine.step()
+    requests += [engine.submit(p, max_tokens=4) for p in short]
+    steps = 0
+    while not all(r.is_done for r in requests[2:]):
+        assert engine.step()
+        steps += 1
+    assert steps <= 6
+    assert not any(r.tokens for r in requests[:2])
+    engine.run()
+    assert [r.text() for r in requests] == alone
