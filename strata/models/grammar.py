@@ -17,6 +17,7 @@ from strata.errors import OptionError, RunError
 from strata.models.tokenizer import Tokenizer
 
 MOST_BYTES: Final = 1 << 20  # of a grammar
+MOST_KEPT: Final = 16 << 10  # bytes of one whose matcher is kept for those who follow it later
 ANY_OBJECT: Final = {"type": "object"}
 # separators as json.dumps writes them, and no room for endless white space
 JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -86,11 +87,14 @@ class Matcher:
     """Follows one generation through a grammar."""
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer, vocabulary: int) -> None:
-        library = _library()
         known = tokenizer.guide(vocabulary)
-        self._inner = library.LLMatcher(known, grammar.text, log_level=0)
         self._vocabulary = vocabulary
         self._bits = np.zeros((vocabulary + 31) // 32, np.int32)
+        if len(grammar.text) > MOST_KEPT:
+            self._inner = self._begun(known, grammar)
+        else:
+            key = (vocabulary, grammar.text)
+            self._inner = tokenizer.matchers.get_or_make(key, lambda: self._begun(known, grammar)).deep_copy()
         size = tokenizer.tokens_of_letters(grammar.closing)
         self._closing = LEAST_CLOSING + size * 3 // 2 if grammar.closing else 0  # tokens from the last on that close
         self._level = 1 + (size // 4 if grammar.is_recursive else 0)  # and more for each level that is open
@@ -106,12 +110,16 @@ class Matcher:
         self._string = b""  # what was said of that string
         self._required = [name.encode() for name in grammar.required]
         self._id_of = tokenizer.id_of
-        if self._inner.is_error():
-            raise _refused(self._inner.get_error())
-        self._is_computed = False  # whether the bits are those of the next token
-        self._compute()  # here, where nobody else waits for it
-        if self._inner.is_error():
-            raise _refused(f"no text follows it: {self._inner.get_error()}")
+
+    def _begun(self, known: Any, grammar: Grammar) -> Any:
+        """A matcher of the library at the start. Its first mask is computed here, where nobody else waits for it."""
+        made = _library().LLMatcher(known, grammar.text, log_level=0)
+        if made.is_error():
+            raise _refused(made.get_error())
+        made.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if made.is_error():
+            raise _refused(f"no text follows it: {made.get_error()}")
+        return made
 
     @property
     def is_done(self) -> bool:
@@ -120,7 +128,7 @@ class Matcher:
 
     def allowed(self, left: int | None = None) -> np.ndarray:
         """Tokens that may come next, bool[V], where so many are left in all."""
-        self._compute()
+        self._inner.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._inner.is_error():
             raise RunError(f"grammar: {_first_line(self._inner.get_error())}", code="X605")
         found = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocabulary]
@@ -135,11 +143,6 @@ class Matcher:
                 found = np.zeros(self._vocabulary, np.uint8)
                 found[closer] = 1
         return found.view(bool)
-
-    def _compute(self) -> None:
-        if not self._is_computed:
-            self._inner.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-            self._is_computed = True
 
     def _string_end(self, allowed: np.ndarray) -> int | None:
         """The quote that ends a string, or a letter on a short way to it; None where no short way is known."""
@@ -158,7 +161,6 @@ class Matcher:
 
     def take(self, token: int) -> None:
         """The token that was chosen."""
-        self._is_computed = False
         if not self._inner.consume_token(token):
             raise RunError(f"grammar: {_first_line(self._inner.get_error())}", code="X605")
         if self._closing:

@@ -11,6 +11,7 @@ import pytest
 from strata.errors import OptionError, RequestError
 from strata.models import Decoder, Grammar
 from strata.models import grammar as grammars
+from strata.models.grammar import Matcher
 from strata.serving import Engine, Server, Service, ask
 from strata.serving.trial import GrammarTrials, Untried
 
@@ -102,6 +103,27 @@ def test_a_grammar_that_no_text_follows_is_the_clients_mistake(chat_model: Make)
     model = chat_model()
     with pytest.raises(OptionError, match="no text follows it"):
         Grammar.json_schema({"$ref": "#"}).matcher(model.tokenizer, model.config.vocab)
+
+
+def test_a_grammar_that_comes_again_is_not_compiled_again(chat_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, begun, count = chat_model(), Matcher._begun, [0]
+
+    def counted(self: Matcher, *given: Any) -> Any:
+        count[0] += 1
+        return begun(self, *given)
+
+    monkeypatch.setattr(Matcher, "_begun", counted)
+    grammar = Grammar.json_schema({**GOOD, "title": "of this test"})
+    first, second = (grammar.matcher(model.tokenizer, model.config.vocab) for _ in range(2))
+    assert count == [1]
+    brace = model.tokenizer.encode("{", add_special=False)
+    first.take(brace[0])
+    assert second.allowed()[brace[0]]  # each goes its own way
+    assert not first.allowed()[brace[0]]
+    large = Grammar.json_schema({"enum": ["x" * 100 + str(i) for i in range(200)]})
+    for _ in range(2):
+        large.matcher(model.tokenizer, model.config.vocab)
+    assert count == [3]
 
 
 def test_schemas_that_name_themselves_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
