@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -297,3 +299,20 @@ def test_a_short_prompt_does_not_wait_for_long_ones(chat_model: Make) -> None:
     assert not any(r.tokens for r in requests[:2])
     engine.run()
     assert [r.text() for r in requests] == alone
+
+
+def test_graphs_of_a_model_have_one_copy_of_its_weights(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Those that are laid one after the other, too; they are let go with the last graph."""
+    model = quantised(tmp_path / "m.gguf", rng)
+    builders = [model._build(model.context, every=every) for every in (False, True)]
+    for builder in builders:
+        builder.build()
+    first, second = (builder.bound for builder in builders)
+    joined = [name for name in first if "+" in name]
+    assert joined
+    assert all(np.shares_memory(first[name], second[name]) for name in joined)
+    held = weakref.ref(first[joined[0]].base)
+    assert held() is not None
+    del builders, builder, first, second
+    gc.collect()
+    assert held() is None
