@@ -110,6 +110,7 @@ def attacks() -> dict[str, Attack]:
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object", "properties": many}}}
              for i in range(64)]  # fmt: skip
     return {
+        "honest": asks(said("hello", max_tokens=200)),  # no attack: what others cost who ask as everyone does
         "stops": asks(said("hello", stop=["y" * 1000] * 16, max_tokens=200), said("hello", stop=["y" * 10**6])),
         "prompts": asks(said("word " * 1_400_000)),
         "letters": asks(said("x" * 7_000_000)),
@@ -198,7 +199,7 @@ def main() -> int:
                     usual, now = statistics.median(calm), statistics.median(hurt)
                     print(f"{name:9} usual {usual * 1e3:6.0f} ms, now {now * 1e3:6.0f} ms ({now / usual:4.1f}), worst "
                           f"{max(calm) * 1e3:6.0f} and {max(hurt) * 1e3:6.0f} ms", flush=True)  # fmt: skip
-                    if now > 2 * usual:
+                    if now > 2 * usual and name != "honest":
                         slow.append(name)
             finally:
                 process.terminate()
