@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from strata.models import Decoder
 from strata.models.chat.tools import HERMES, CallParser
 from strata.models.detokenize import MOST_HELD, Speech
 from strata.serving import Engine, HttpOptions, Server, Service, ask
+from strata.serving.api.ollama import OllamaAnswer, OllamaRequest
+from strata.serving.api.requests import ChatRequest
 from strata.serving.http.app import _Api
 
 Make = Callable[..., Decoder]
@@ -164,6 +167,16 @@ def test_streams_that_are_cut_anywhere_leave_nothing(chat_model: Make, path: str
             time.sleep(0.01)
         assert engine.load["free_pages"] == engine.load["pages"]
         assert not service._lock.locked()
+
+
+def test_arguments_that_are_no_json_reach_clients_of_ollama() -> None:
+    parser = CallParser(HERMES)
+    parser.push('<tool_call>\n{"name": "f", "arguments": "a text"}\n</tool_call>')
+    generation = SimpleNamespace(is_done=True, pieces=lambda start: [], scores=[], prompt_ids=[1], tokens=[2])
+    asked = OllamaRequest(ChatRequest(({"role": "user", "content": "x"},)), is_chat=True)
+    answer = OllamaAnswer(asked, [generation], "tiny", HERMES)  # type: ignore[list-item]
+    (call,) = answer._part("", parser.calls)["message"]["tool_calls"]
+    assert call == {"function": {"name": "f", "arguments": "a text"}}
 
 
 class Torn:
