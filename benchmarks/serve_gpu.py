@@ -84,10 +84,10 @@ def prompts_of(count: int, vocab: int, most: int, seed: int = 1) -> list[tuple[l
     return [(rng.integers(33, vocab, a).tolist(), int(b)) for a, b in lengths]
 
 
-def throughput(engine: Engine, work: list[tuple[list[int], int]]) -> dict[str, Any]:
-    """All requests at once."""
+def throughput(engine: Engine, work: list[tuple[list[int], int]], **options: Any) -> dict[str, Any]:
+    """All requests at once, with options of `submit`."""
     start = time.perf_counter()
-    requests = [engine.submit(ids, max_tokens=n, ignore_eos=True) for ids, n in work]
+    requests = [engine.submit(ids, max_tokens=n, ignore_eos=True, **options) for ids, n in work]
     engine.run()
     seconds = time.perf_counter() - start
     for request in requests:
@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--most", type=int, default=1024, help="tokens of the longest prompt and answer")
     parser.add_argument("--steps", type=int, default=8, help="decoded before logits are compared")
-    parser.add_argument("--parts", default="ready,bits,throughput", help="of these, and profile, python")
+    parser.add_argument("--parts", default="ready,bits,throughput", help="of these, and sampled, profile, python")
     given = parser.parse_args()
     sizes = SMALL if given.small else QWEN3
     folder = write_model(given.folder / ("small" if given.small else "qwen3-0.6b"), sizes)
@@ -229,6 +229,11 @@ def main() -> None:
         for turn in range(2):  # the first one meets all sizes for the first time
             work = prompts_of(given.requests, sizes["vocab_size"], given.most, seed=turn)
             print(json.dumps({"part": "throughput", **throughput(engine, work)}), flush=True)
+    if "sampled" in parts:  # with the settings that model cards have, by the device
+        for turn in range(2):
+            work = prompts_of(given.requests, sizes["vocab_size"], given.most, seed=turn)
+            options = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "seed": turn}
+            print(json.dumps({"part": "sampled", **throughput(engine, work, **options)}), flush=True)
     if "python" in parts:
         import cProfile
         import pstats

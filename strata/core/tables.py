@@ -56,6 +56,7 @@ TABLES = {
     "image sizes": TableKind("ImageModel", "compiled graphs", "height and width of images", 8),
     "image tokens": TableKind("ImageDecoder", "vectors of images", "the pixels of an image", 8),
     "sound lengths": TableKind("CtcSpeech", "compiled graphs", "samples of a sound", 8),
+    "matchers": TableKind("Tokenizer", "matchers at their start", "size of the vocabulary, text of a grammar", 64),
     # programs and their code
     "sizes": TableKind("CompiledGraph", "symbolic sizes and shapes of results", "shapes of inputs", 1024, "fifo"),
     "code": TableKind("process, cpu", "machine code of kernels", "kernel, target, settings", 2048),
@@ -72,6 +73,7 @@ TABLES = {
     # serving
     "idle pages": TableKind("PagePool", "pages of prompts that nobody reads now", "number of the page"),
     "responses": TableKind("Service", "responses that others may go on from", "id of the response", 1000),
+    "grammars": TableKind("GrammarTrials", "what is wrong with grammars", "text of the grammar", 4096),
 }
 
 

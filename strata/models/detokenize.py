@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from strata.models.tokenizer import Tokenizer
+
+MOST_HELD: Final = 64  # tokens that may be half a character; behind so many they are said as they are
 
 
 class _StopString:
@@ -50,11 +53,11 @@ class Speech:
         """What can be said once this token has come."""
         self._tokens.append(token)
         text = self._decode()
-        if text.endswith("\ufffd"):
+        if text.endswith("\ufffd") and len(self._tokens) - self._start <= MOST_HELD:
             return ""
         piece = text[len(self._shown) :]
         if len(self._tokens) - self._start > 16:
-            self._start = len(self._tokens) - 4
+            self._start = len(self._tokens) - (0 if text.endswith("\ufffd") else 4)
             self._shown = self._decode()
         else:
             self._shown = text

@@ -17,6 +17,7 @@ from strata.errors import OptionError, RunError
 from strata.models.tokenizer import Tokenizer
 
 MOST_BYTES: Final = 1 << 20  # of a grammar
+MOST_KEPT: Final = 16 << 10  # bytes of one whose matcher is kept for those who follow it later
 ANY_OBJECT: Final = {"type": "object"}
 # separators as json.dumps writes them, and no room for endless white space
 JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -47,7 +48,7 @@ class Grammar:
     @staticmethod
     def shortest(schema: Any) -> int:
         """About so many letters a short text of a schema has."""
-        return _shortest(schema, schema, MOST_DEPTH)
+        return _shortest(schema, schema, MOST_DEPTH, {})
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Grammar:
@@ -86,11 +87,14 @@ class Matcher:
     """Follows one generation through a grammar."""
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer, vocabulary: int) -> None:
-        library = _library()
         known = tokenizer.guide(vocabulary)
-        self._inner = library.LLMatcher(known, grammar.text, log_level=0)
         self._vocabulary = vocabulary
         self._bits = np.zeros((vocabulary + 31) // 32, np.int32)
+        if len(grammar.text) > MOST_KEPT:
+            self._inner = self._begun(known, grammar)
+        else:
+            key = (vocabulary, grammar.text)
+            self._inner = tokenizer.matchers.get_or_make(key, lambda: self._begun(known, grammar)).deep_copy()
         size = tokenizer.tokens_of_letters(grammar.closing)
         self._closing = LEAST_CLOSING + size * 3 // 2 if grammar.closing else 0  # tokens from the last on that close
         self._level = 1 + (size // 4 if grammar.is_recursive else 0)  # and more for each level that is open
@@ -106,8 +110,16 @@ class Matcher:
         self._string = b""  # what was said of that string
         self._required = [name.encode() for name in grammar.required]
         self._id_of = tokenizer.id_of
-        if self._inner.is_error():
-            raise _refused(self._inner.get_error())
+
+    def _begun(self, known: Any, grammar: Grammar) -> Any:
+        """A matcher of the library at the start. Its first mask is computed here, where nobody else waits for it."""
+        made = _library().LLMatcher(known, grammar.text, log_level=0)
+        if made.is_error():
+            raise _refused(made.get_error())
+        made.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if made.is_error():
+            raise _refused(f"no text follows it: {made.get_error()}")
+        return made
 
     @property
     def is_done(self) -> bool:
@@ -179,35 +191,43 @@ def _required(schema: Any, depth: int) -> set[str]:
     return found
 
 
-def _shortest(schema: Any, root: Any, depth: int) -> int:
-    """Letters of a short text of a schema."""
+def _shortest(schema: Any, root: Any, depth: int, known: dict[tuple[int, int], int]) -> int:
+    """Letters of a short text of a schema; `known` are those of its parts, by their identity and depth."""
     if not isinstance(schema, Mapping) or depth == 0:
         return 8
+    key = (id(schema), depth)
+    if key not in known:
+        known[key] = _shortest_of(schema, root, depth, known)
+    return known[key]
+
+
+def _shortest_of(schema: Mapping[str, Any], root: Any, depth: int, known: dict[tuple[int, int], int]) -> int:
+    def inside(part: Any) -> int:
+        return _shortest(part, root, depth - 1, known)
+
     reference = schema.get("$ref")
     if isinstance(reference, str):
         found = root
         for part in reference.removeprefix("#").strip("/").split("/"):
             found = found.get(part, {}) if part and isinstance(found, Mapping) else found
-        return _shortest(found, root, depth - 1)
+        return inside(found)
     if "const" in schema or schema.get("enum"):
         values = schema["enum"] if "const" not in schema else [schema["const"]]
         return max(len(json.dumps(v)) for v in values) if isinstance(values, list) else 8
     size = 8 if "pattern" not in schema else 24
     for name in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(name), list):
-            size = max([size, *(_shortest(s, root, depth - 1) for s in schema[name])])
+            size = max([size, *map(inside, schema[name])])
     inner = schema.get("properties")
     if isinstance(inner, Mapping):  # those that need not be there may have been begun
-        size += sum(len(n) + 6 + _shortest(inner[n], root, depth - 1) for n in inner)
+        size += sum(len(n) + 6 + inside(inner[n]) for n in inner)
     if "items" in schema:
-        size += _shortest(schema["items"], root, depth - 1)
+        size += inside(schema["items"])
     size += 2 * FORMATS.get(str(schema.get("format")), 0)
     for name in ("minLength", "minItems"):
         least = schema.get(name)
         if isinstance(least, int):
-            size += min(least, 4096) * (
-                1 if name == "minLength" else 2 + _shortest(schema.get("items"), root, depth - 1)
-            )
+            size += min(least, 4096) * (1 if name == "minLength" else 2 + inside(schema.get("items")))
     return min(size, 1 << 16)
 
 

@@ -77,10 +77,11 @@ class Sampler:
 
     @property
     def is_simple(self) -> bool:
-        """Whether a token follows from one row of logits by temperature and `min_p` alone: devices choose such ones."""
+        """Whether a token follows from one row of logits by temperature, `top_k`, `top_p` and `min_p` alone: devices
+        choose such ones."""
         plain = self.repetition_penalty == 1.0 and self.typical_p == 1.0 and not self.logit_bias and self.is_fixed
         penalises = self.frequency_penalty or self.presence_penalty or self.dry_multiplier
-        return plain and not penalises and (not self.temperature or (not self.top_k and self.top_p == 1.0))
+        return plain and not penalises
 
     def stream(self) -> SampleStream:
         """The random numbers of one generation: the same for the same seed."""
@@ -170,7 +171,10 @@ class Sampler:
         """The tokens that may be chosen, and their weights."""
         ids = np.arange(len(logits))
         if 0 < self.top_k < len(logits):
-            ids = np.sort(np.argpartition(logits, -self.top_k)[-self.top_k :])
+            edge = np.partition(logits, -self.top_k)[-self.top_k]
+            equal = np.flatnonzero(logits == edge)  # of these, the first
+            above = np.flatnonzero(logits > edge)
+            ids = np.sort(np.concatenate([above, equal[: self.top_k - len(above)]]))
         weights = np.exp((logits[ids].astype(np.float64) - high) / max(self.temperature, 1e-6))
         if self.min_p > 0:
             ids, weights = ids[weights >= self.min_p], weights[weights >= self.min_p]

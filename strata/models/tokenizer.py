@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from strata.config import config
-from strata.core import over_budget
+from strata.core import Table, over_budget
 from strata.errors import FileError, MissingFileError, OptionError, StrataError
 from strata.models.weights import model_text, read_json
 
@@ -187,6 +187,11 @@ class Tokenizer:
     def _tokens_per_letter(self) -> float:
         text = '{"name": "", "identifier": 0, "description": ["a"], "is_open": null}'
         return len(self.encode(text, add_special=False)) / len(text)
+
+    @cached_property
+    def matchers(self) -> Table[tuple[int, str], Any]:
+        """Matchers of grammars at their start, by the size of the vocabulary and the grammar's text."""
+        return Table("matchers")
 
     @cached_property
     def _guides(self) -> dict[int, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -102,6 +103,23 @@ def check_shapes(what: str, weights: Weights, shapes: Mapping[str, tuple[int, ..
     for name, shape in shapes.items():
         builder.tensor(name, shape)
     builder.check()
+
+
+# rows of several weights one after the other, by the first of them: for as long as a graph has them
+_JOINED: WeakKeyDictionary[GgufTensor, tuple[tuple[GgufTensor, ...], ref[np.ndarray]]] = WeakKeyDictionary()
+
+
+def _joined_rows(tensors: Sequence[GgufTensor]) -> np.ndarray:
+    """The rows of quantised weights one after the other; the same memory for all graphs of a model."""
+    first, others = tensors[0], tuple(tensors[1:])
+    known, held = _JOINED.get(first, ((), None))
+    rows = held() if held is not None and known == others else None
+    if rows is None:
+        rows = np.concatenate([t.data for t in tensors])
+        _JOINED[first] = others, ref(rows)
+        for tensor in tensors:
+            release_pages(tensor.data)
+    return rows
 
 
 class WeightBuilder:
@@ -244,10 +262,7 @@ class WeightBuilder:
         joinable = joinable and all(t.order is None for t in packed)
         if not joinable or any(self.has(f"{name}.bias") for name in names):
             return [self.linear(x, name, n, k) for name, n in zip(names, ns, strict=True)]
-        rows = np.concatenate([t.data for t in packed])
-        for tensor in packed:
-            release_pages(tensor.data)
-        joined = GgufTensor("+".join(names), packed[0].kind, (sum(ns), k), rows)
+        joined = GgufTensor("+".join(names), packed[0].kind, (sum(ns), k), _joined_rows(packed))
         y = ops.dequant_matmul(x, self._codes(joined.name, joined), scheme=joined.scheme)
         starts = [sum(ns[:i]) for i in range(len(ns))]
         return [

@@ -38,6 +38,7 @@ TOGETHER_QUANTIZED: Final = 3
 SPECULATE_UP_TO: Final = 2  # sequences in a step: with more, the matmuls are busy without drafts
 ADMITTED: Final = 4  # times as many requests as a step takes may run, in turns
 FIRST_TOKENS: Final = 64  # until it has so many, a request goes before those that have more; then they take turns
+SPARED: Final = 2  # steps of the others, for each chunk of a long prompt
 SCORED: Final = 64  # tokens of a prompt that are read in one step if all their logits are wanted
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
@@ -98,6 +99,7 @@ class Engine:
         self._preempted: list[Generation] = []  # they gave their pages back, and come before all that wait
         self._numbers = itertools.count(1)
         self._steps = 0
+        self._spared = SPARED  # steps since a long prompt took part in one
         self._changed = Condition()  # guards all of the above
         self._stepping = Lock()
         self._thread: Thread | None = None
@@ -277,7 +279,9 @@ class Engine:
         self._steps += 1
         for request in chosen:
             request.last_step = self._steps
-        return self._batcher.build(chosen, self._reading)
+        batch = self._batcher.build(chosen, self._reading, spares=self._spared < SPARED)
+        self._spared = 0 if any(not p.is_last for p in batch.pieces) else self._spared + 1
+        return batch
 
     def _let_in(self, request: Generation) -> bool:
         """Start a request if there is room for its prompt, and a page for each that runs already."""

@@ -2,8 +2,8 @@
 
 A request has tokens *ahead*: chosen by steps under way, and not known here. It goes on without them, as the device
 feeds them to the next step itself; when they come, what ended meanwhile is told so, and what was chosen beyond the end
-is dropped. Requests whose tokens only the host can choose (grammars, penalties, top-k, top-p, scores) get their rows of
-logits; then nothing is asked for ahead.
+is dropped. Requests whose tokens only the host can choose (grammars, penalties, scores) get their rows of logits; then
+nothing is asked for ahead.
 """
 
 from __future__ import annotations
@@ -171,4 +171,5 @@ def _draw(request: Generation) -> TokenDraw | None:
     sampler = request.sampler
     if not sampler.temperature or not request.is_chosen_on_device:
         return None
-    return TokenDraw(sampler.temperature, sampler.min_p, float(request.numbers.random()))
+    number = float(request.numbers.random())
+    return TokenDraw(sampler.temperature, sampler.min_p, number, sampler.top_k, sampler.top_p)

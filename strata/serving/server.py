@@ -35,10 +35,11 @@ class Server:
 
         self._socket = _bound(host, port)
         self._pool = ThreadPoolExecutor(self.options.workers, "strata-requests")
+        self._trials = ThreadPoolExecutor(1, "strata-grammars")
         config = uvicorn.Config(
-            make_app(service, self.options, self._pool), http=limited_protocol(self.options), ws="none", lifespan="off",
-            log_config=None, log_level="critical", access_log=False, server_header=False, backlog=1024,
-            h11_max_incomplete_event_size=64 << 10, ssl_certfile=self.options.certificate,
+            make_app(service, self.options, self._pool, self._trials), http=limited_protocol(self.options),
+            ws="none", lifespan="off", log_config=None, log_level="critical", access_log=False, server_header=False,
+            backlog=1024, h11_max_incomplete_event_size=64 << 10, ssl_certfile=self.options.certificate,
             ssl_keyfile=self.options.private_key, timeout_keep_alive=max(int(self.options.idle_timeout), 1),
             timeout_graceful_shutdown=int(self.options.drain),
         )  # fmt: skip
@@ -88,7 +89,8 @@ class Server:
             self._thread = None
         self._socket.close()
         self.service.close(drain=False)  # whoever waited has been answered, or was told to go
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._trials):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def abort(self) -> None:
         """Stop at once: what is on its way is cancelled. Another thread may be closing."""

@@ -37,6 +37,7 @@ from strata.serving.generation import Generation
 from strata.serving.limits import Limits
 from strata.serving.metrics import Metrics
 from strata.serving.record import Record, Recorder
+from strata.serving.trial import GrammarTrials
 
 TEXTS_AT_ONCE: Final = 2048  # of an embedding
 MOST_REMEMBERED_BYTES: Final = 64 << 20  # of responses that others may go on from
@@ -167,6 +168,7 @@ class Service:
         for engine in self.engines.values():
             engine.metrics = self.metrics
         self.limits = Limits(max_batch=TEXTS_AT_ONCE)
+        self.trials = GrammarTrials()
         self._settings = copy_context()  # such as the number of threads
         self._vectors = ThreadPoolExecutor(1, "strata-vectors")
         self._vector_jobs = 0
@@ -210,24 +212,27 @@ class Service:
         finally:
             job.cancel()  # where an earlier one failed; those that are done stay as they are
 
-    def start(self, path: str, body: Any, *, client: str = "") -> Job:
-        """Read a request and put it on its way. This tokenises and fills in templates: call it off the event loop."""
-        return self._settings.copy().run(self._start, path, body, client)
+    def start(self, path: str, body: Any, *, client: str = "", tries: bool = True) -> Job:
+        """Read a request and put it on its way. This tokenises and fills in templates: call it off the event loop.
 
-    def _start(self, path: str, body: Any, client: str) -> Job:
+        Its grammar is tried first if it is not known; unless `tries`, that is `Untried`.
+        """
+        return self._settings.copy().run(self._start, path, body, client, tries)
+
+    def _start(self, path: str, body: Any, client: str, tries: bool) -> Job:
         if path not in PATHS:
             raise Refused(404, f"POST {path}: there is nothing; there are {', '.join(PATHS)}", code="unknown_url")
         done = self._recording(path, body)
         match path:
             case "/v1/completions":
-                return self._text_job(parse_text(body), client, done)
+                return self._text_job(parse_text(body), client, done, tries)
             case "/v1/chat/completions":
-                return self._text_job(parse_chat(body), client, done)
+                return self._text_job(parse_chat(body), client, done, tries)
             case "/v1/responses":
-                return self._response_job(body, client, done)
+                return self._response_job(body, client, done, tries)
             case "/api/chat" | "/api/generate":
                 asked = ollama.parse_chat(body) if path == "/api/chat" else ollama.parse_generate(body)
-                name, generations, style = self._submitted(asked.inner, client)
+                name, generations, style = self._submitted(asked.inner, client, tries)
                 answer = ollama.OllamaAnswer(asked, generations, asked.inner.model or name, style)
                 return TextJob(answer, generations, asked.inner.stream, done)
             case "/v1/embeddings":
@@ -248,14 +253,16 @@ class Service:
 
     # ------------------------------------------------------------------------------------------------------ generation
 
-    def _text_job(self, request: TextRequest | ChatRequest, client: str, done: Callable[[Any], None]) -> TextJob:
-        name, generations, style = self._submitted(request, client)
+    def _text_job(
+        self, request: TextRequest | ChatRequest, client: str, done: Callable[[Any], None], tries: bool
+    ) -> TextJob:
+        name, generations, style = self._submitted(request, client, tries)
         tokenizer = self.engines[name].model.tokenizer
         answer = TextAnswer(request, generations, tokenizer, request.model or name, style)
         return TextJob(answer, generations, request.stream, done)
 
     def _submitted(
-        self, request: TextRequest | ChatRequest, client: str
+        self, request: TextRequest | ChatRequest, client: str, tries: bool
     ) -> tuple[str, list[Generation], ToolStyle | None]:
         """All that a request asks for is on its way, or nothing of it."""
         name, adapter = self._find(request.model)
@@ -294,6 +301,8 @@ class Service:
                 more["prompt_logprobs"] = options.logprobs
             elif request.echo and not options.max_tokens:
                 more["prompt_logprobs"] = 0
+        if more["grammar"] is not None:
+            self.trials.check(more["grammar"], tries=tries)
         made: list[Generation] = []
         try:
             for prompt in prompts:
@@ -307,10 +316,10 @@ class Service:
 
     # ------------------------------------------------------------------------------------------------------- responses
 
-    def _response_job(self, body: Any, client: str, done: Callable[[Any], None]) -> TextJob:
+    def _response_job(self, body: Any, client: str, done: Callable[[Any], None], tries: bool) -> TextJob:
         previous = body.get("previous_response_id") if isinstance(body, Mapping) else None
         request = parse_response(body, self.remembered(str(previous), client) if previous is not None else None)
-        name, generations, style = self._submitted(request.chat, client)
+        name, generations, style = self._submitted(request.chat, client, tries)
         tokenizer = self.engines[name].model.tokenizer
         answer = ResponseAnswer(request, generations, tokenizer, request.chat.model or name, style)
 
@@ -419,6 +428,7 @@ class Service:
         for engine in self.engines.values():
             engine.close(drain=drain)
         self._vectors.shutdown(wait=drain, cancel_futures=not drain)
+        self.trials.close()
         if self.recorder is not None:
             self.recorder.close()
 

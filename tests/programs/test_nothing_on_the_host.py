@@ -14,6 +14,7 @@ import strata as st
 from strata import nn
 from strata.cli.demo.menu import EXAMPLES
 from strata.models import PAGE, PagedCache, Sampler
+from strata.models.generating.choosing import DRAW, Chooser
 from tests.dry_cuda import DryBackend, dry_cuda
 from tests.families import stored
 from tests.families.cases import CASES
@@ -54,6 +55,16 @@ def test_decoder_families(name: str, plans: DryBackend, tmp_path: Path) -> None:
         table.reserve(PAGE + 1)
         cache.step([table], np.ascontiguousarray(ids[:, :3]))
         cache.step([table], np.ascontiguousarray(ids[:, 3:4]))
+    check(plans)
+
+
+@pytest.mark.parametrize("kind", [{}, {"draws": True}, {"draws": True, "filters": True}])
+def test_choices_of_tokens(kind: dict[str, bool], plans: DryBackend) -> None:
+    """The likeliest, and those that are drawn, by top-k and top-p as well."""
+    graph = Chooser(DEVICE).graph(**{"draws": False, **kind})
+    feeds = {"logits": np.zeros((8, 1000), np.float32), "rows": np.zeros((8, 3), np.int64)}
+    feeds |= {"tokens": np.zeros((9, 1, 1), np.int32)} | ({"draws": np.ones((8, len(DRAW)))} if kind else {})
+    graph.run(feeds)
     check(plans)
 
 

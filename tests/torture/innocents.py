@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import secrets
 import statistics
 import subprocess
 import sys
@@ -65,6 +66,32 @@ async def dribble(host: str, port: int) -> None:
         writer.transport.abort()
 
 
+async def crumbs(host: str, port: int) -> None:
+    """A body of a megabyte in chunks of one byte."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        writer.write(b"1\r\nx\r\n" * 1_000_000)
+        await reader.read()
+    finally:
+        writer.transport.abort()
+
+
+def endless(number: int) -> dict[str, Any]:
+    """A schema that takes minutes to compile, another one each time."""
+    return {"allOf": [{"type": "string", "pattern": f".*{chr(97 + i)}{number}.*"} for i in range(24)]}
+
+
+async def patterns(host: str, port: int) -> None:
+    await ask(host, port, PATH, said("hello", **schema(endless(secrets.randbits(32)))))
+
+
+async def files(host: str, port: int) -> None:
+    """Prompts as long as they may be, another one each time."""
+    text = " ".join(f"{secrets.randbits(24):06x}" for _ in range(200))
+    await ask(host, port, PATH, said(text))
+
+
 def nested(depth: int) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "string"}
     for _ in range(depth):
@@ -79,9 +106,11 @@ def schema(made: Any) -> dict[str, Any]:
 def attacks() -> dict[str, Attack]:
     """All of them by name."""
     many = {f"p{i}": {"type": "string", "pattern": f"^(a+)+{i}$"} for i in range(200)}
+    selves = {"type": "object", "properties": {f"p{i}": {"$ref": "#/$defs/A"} for i in range(100)}}
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object", "properties": many}}}
              for i in range(64)]  # fmt: skip
     return {
+        "honest": asks(said("hello", max_tokens=200)),  # no attack: what others cost who ask as everyone does
         "stops": asks(said("hello", stop=["y" * 1000] * 16, max_tokens=200), said("hello", stop=["y" * 10**6])),
         "prompts": asks(said("word " * 1_400_000)),
         "letters": asks(said("x" * 7_000_000)),
@@ -92,6 +121,12 @@ def attacks() -> dict[str, Attack]:
         "schemas": asks(said("hello", **schema(nested(12))), said("hello", **schema({"properties": many}))),
         "repeats": asks(said("hello", **schema({"type": "string", "pattern": "^((a{1,500}b?){1,500}){1,500}$"}))),
         "tools": asks(said("hello", tools=tools)),
+        "selves": asks(said("hello", **schema({"$ref": "#/$defs/A", "$defs": {"A": selves}}))),
+        "lists": asks([[]] * 1_000_000),
+        "torn": asks(said("hello", logit_bias={"127": 100}, max_tokens=1500, temperature=0)),
+        "patterns": patterns,
+        "files": files,
+        "crumbs": crumbs,
         "vanish": vanish,
         "dribble": dribble,
     }  # fmt: skip
@@ -164,7 +199,7 @@ def main() -> int:
                     usual, now = statistics.median(calm), statistics.median(hurt)
                     print(f"{name:9} usual {usual * 1e3:6.0f} ms, now {now * 1e3:6.0f} ms ({now / usual:4.1f}), worst "
                           f"{max(calm) * 1e3:6.0f} and {max(hurt) * 1e3:6.0f} ms", flush=True)  # fmt: skip
-                    if now > 2 * usual:
+                    if now > 2 * usual and name != "honest":
                         slow.append(name)
             finally:
                 process.terminate()

@@ -86,6 +86,8 @@ async def attack(host: str, port: int, process: int, requests: int, connections:
             start = time.perf_counter()
             found = await ask(host, port, "/v1/completions", {"prompt": "hello", "max_tokens": 3})
             waits.append((time.perf_counter() - start, "choices" in found))
+            if "choices" not in found:
+                print(f"an innocent got {str(found)[:300]}")
             await asyncio.sleep(0.5)
 
     other = asyncio.create_task(innocent())

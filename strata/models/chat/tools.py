@@ -249,7 +249,7 @@ class CallParser:
     def _take(self, text: str) -> None:
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         for call in found if isinstance(found, list) else [found]:
             if isinstance(call, dict) and isinstance(call.get("name"), str):

@@ -19,11 +19,8 @@ import numpy as np
 
 from strata.arguments import untouched
 from strata.backends import backend_for
-from strata.core import f32, f64, i32, i64, sym
-from strata.mir import Graph, Value
 from strata.models.cached import PAGE, ROW, Layout, carried_names
-from strata.models.weights import ops
-from strata.runtime import CompiledGraph, Session
+from strata.models.generating.choosing import DRAW, Chooser
 
 if TYPE_CHECKING:
     from strata.models.paged import PagedCache, PageTable
@@ -53,6 +50,13 @@ class TokenDraw:
     temperature: float
     min_p: float
     number: float
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def filters(self) -> bool:
+        """Whether more than its own logit decides if a token is kept."""
+        return self.top_k > 0 or self.top_p < 1.0
 
 
 @untouched
@@ -200,13 +204,15 @@ class FedSteps:
         count = logits.shape[0]
         feeds = {"logits": logits, "rows": sent, "tokens": self._tokens}
         if draws:
-            how = np.zeros((count, 3))
+            how = np.zeros((count, len(DRAW)))
+            how[:, DRAW.index("top_p")] = 1.0
             for at, row in enumerate(rows):
                 if row.draw is not None:
-                    how[at] = row.draw.temperature, row.draw.min_p, row.draw.number
+                    how[at] = [getattr(row.draw, name) for name in DRAW]
             feeds["draws"] = self._up("draws", how)
         chosen = self._room("chosen", np.int32, (count,))
-        self._chooser.graph(draws=draws).run_into(feeds, [chosen, self._tokens])
+        filters = any(row.draw is not None and row.draw.filters for row in rows)
+        self._chooser.graph(draws=draws, filters=filters).run_into(feeds, [chosen, self._tokens])
         found: Callable[[], np.ndarray] = self._home.later(chosen)
         return found
 
@@ -232,64 +238,6 @@ class FedSteps:
         made = self._room(name, array.dtype, array.shape)
         self._home.write(made, array)
         return made
-
-
-class Chooser:
-    """Graphs that choose tokens from logits on the device, and put them into their slots."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._graphs: dict[bool, CompiledGraph] = {}
-        self._rows: CompiledGraph | None = None
-
-    def graph(self, *, draws: bool) -> CompiledGraph:
-        """Of the likeliest tokens; with `draws` also of those that are drawn."""
-        if draws not in self._graphs:
-            self._graphs[draws] = Session(self._device).compile(choice(draws=draws))
-        return self._graphs[draws]
-
-    @property
-    def rows(self) -> CompiledGraph:
-        """Some rows of logits."""
-        if self._rows is None:
-            graph = Graph("logits_of")
-            logits = graph.input("logits", (sym("B", 1), sym("V", 1)), f32)
-            graph.outputs(ops.take(logits, graph.input("which", (sym("R", 1),), i64), axis=0))
-            self._rows = Session(self._device).compile(graph)
-        return self._rows
-
-
-def choice(*, draws: bool) -> Graph:
-    """Tokens i32[B] from logits f32[B, V], -1 where the largest is not finite, and the slots with the new tokens.
-
-    Draws are as `Sampler` has them, from the same random numbers: the first token at which the running sum of weights,
-    in the order of tokens and in f64, exceeds a share of the sum of all. A device adds up in another order than the
-    host, which no draw shows unless the number is within 1e-15 or so of where two tokens meet.
-    """
-    graph = Graph("choose")
-    batch, vocab = sym("B", 1), sym("V", 1)
-    logits = graph.input("logits", (batch, vocab), f32)
-    rows = graph.input("rows", (batch, len(ROW)), i64)
-    tokens = graph.input("tokens", (sym("M", 1), 1, 1), i32)
-    best = ops.argmax(logits, axis=1)
-    high = ops.take_along_axis(logits, ops.reshape(best, (batch, 1)), axis=1)
-    found: Value = best
-    if draws:
-        how = graph.input("draws", (batch, 3), f64)
-        heat, least, number = (ops.narrow(how, 1, at, 1) for at in range(3))
-        weights = ops.exp((ops.cast(logits, f64) - ops.cast(high, f64)) / ops.maximum(heat, 1e-6))
-        weights = ops.where(weights >= least, weights, 0.0)
-        running = ops.cumsum(weights, axis=1)
-        below = running <= number * ops.narrow(running, 1, vocab - 1, 1)
-        place = ops.reduce_sum(ops.cast(below, i64), axes=(1,))
-        drawn = ops.where(place < ops.dim_size(vocab), place, best)
-        found = ops.where(ops.reshape(heat, (batch,)) > 0.0, drawn, best)
-    is_good = ops.reshape(ops.isfinite(high), (batch,))
-    chosen = ops.cast(ops.where(is_good, found, -1), i32)
-    entering = ops.reshape(ops.maximum(chosen, 0), (batch, 1, 1))
-    slots = ops.narrow(rows, 1, 0, 1)
-    graph.outputs(chosen, ops.paged_update(tokens, entering, slots, ops.zeros((batch,), i64)))
-    return graph
 
 
 def row_class(count: int) -> int:

@@ -149,6 +149,14 @@ def parse_embed(body: Any) -> EmbeddingRequest:
     return made
 
 
+def _data(text: str) -> Any:
+    """The arguments of a call as data; as they are where they are no JSON, as those of a function that takes a text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
@@ -186,9 +194,7 @@ class OllamaAnswer:
         if self._is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text}
             if calls:
-                message["tool_calls"] = [
-                    {"function": {"name": c.name, "arguments": json.loads(c.arguments)}} for c in calls
-                ]
+                message["tool_calls"] = [{"function": {"name": c.name, "arguments": _data(c.arguments)}} for c in calls]
             made["message"] = message
         else:
             made["response"] = text

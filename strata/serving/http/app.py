@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,19 +26,24 @@ from strata.serving.http.guard import Gatekeeper, refuse
 from strata.serving.http.options import HttpOptions
 from strata.serving.http.pace import ACCEPTED, REFUSED, Pace, Turn
 from strata.serving.service import PATHS, Job, Service
+from strata.serving.trial import Untried
 
 MOST_ITEMS: Final = 1 << 20  # commas of a body: lists of numbers and objects take more memory than texts
+MOST_LISTS: Final = 1 << 17  # lists and objects of a body, which take more time than numbers and texts
 MOST_PREPARING: Final = 512  # requests that wait for a thread that reads them
 MOST_HELD: Final = 256 << 20  # bytes of bodies that have come and are not read yet, of all requests together
 LARGE: Final = 32 << 10  # bytes of a body from which on reading it takes long; others do not wait for it
 LINGER: Final = 4  # times the largest body that is thrown away before the connection is closed
 HEARTBEAT: Final = 15.0  # seconds of silence after which a stream says that it is still there
 JSON_LINES: Final = ("/api/chat", "/api/generate")
+T = TypeVar("T")
 
 
-def make_app(service: Service, options: HttpOptions, pool: ThreadPoolExecutor) -> Gatekeeper:
-    """The application around a service."""
-    api = _Api(service, options, pool)
+def make_app(
+    service: Service, options: HttpOptions, pool: ThreadPoolExecutor, trials: ThreadPoolExecutor
+) -> Gatekeeper:
+    """The application around a service; threads of `pool` read requests, the one of `trials` waits for grammars."""
+    api = _Api(service, options, pool, trials)
     routes = [
         *(Route(path, api.post, methods=["POST"]) for path in PATHS),
         Route("/", api.page, methods=["GET"]),
@@ -67,44 +72,59 @@ async def _unknown(request: Request, error: Exception) -> Response:
 
 
 class _Api:
-    def __init__(self, service: Service, options: HttpOptions, pool: ThreadPoolExecutor) -> None:
-        self._service, self._options, self._pool = service, options, pool
+    def __init__(
+        self, service: Service, options: HttpOptions, pool: ThreadPoolExecutor, trials: ThreadPoolExecutor
+    ) -> None:
+        self._service, self._options, self._pool, self._trials = service, options, pool, trials
         self._preparing = self._held = 0
-        self._pace = Pace()
+        self._pace, self._trial_pace = Pace(), Pace()
 
     # ------------------------------------------------------------------------------------------------------- requests
 
     async def post(self, request: Request) -> Response:
         try:
-            job = await self._job(request)
+            job = await self._prepared(request, self._service_job)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told and the server goes on
             return _refused(refusal(error, self._service.retry_after), request)
         return _Stream(job, request) if job.stream else await self._whole(job, request)
 
-    async def _job(self, request: Request) -> Job:
-        """A request on its way. Large ones take turns, so that time is left for the rest."""
+    async def _prepared(self, request: Request, read: Callable[[Request, bytes], T]) -> T:
+        """What a thread makes of a request. Large ones take turns, so that time is left for the rest."""
         request.state.held = 0  # bytes of it
         try:
             raw = await self._body(request)
             self._check_room(self._preparing < MOST_PREPARING)
             self._preparing += 1
             try:
-                if len(raw) < LARGE:
-                    return await self._started(request, raw, Turn())
-                async with self._pace.turn() as turn:
-                    if await request.is_disconnected():
-                        raise ClientDisconnect
-                    return await self._started(request, raw, turn)
+                try:
+                    return await self._read(request, raw, read)
+                except Untried as untried:
+                    await self._tried(request, untried)
+                    return await self._read(request, raw, read)
             finally:
                 self._preparing -= 1
         finally:
             self._held -= request.state.held
 
-    async def _started(self, request: Request, raw: bytes, turn: Turn) -> Job:
+    async def _read(self, request: Request, raw: bytes, read: Callable[[Request, bytes], T]) -> T:
         work = asyncio.get_running_loop().run_in_executor
-        return await work(self._pool, self._start, request.url.path, raw, request.state.client, turn)
+        if len(raw) < LARGE:
+            return await work(self._pool, read, request, raw)
+        async with self._pace.turn() as turn:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            return await work(self._pool, _timed, turn, lambda: read(request, raw))
+
+    async def _tried(self, request: Request, untried: Untried) -> None:
+        """Find out whether a grammar can be followed. Those that wait for this keep nobody else waiting."""
+        async with self._trial_pace.turn() as turn:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            work = asyncio.get_running_loop().run_in_executor
+            verdict = await work(self._trials, self._service.trials.judge, untried.grammar)
+            turn.is_accepted, turn.seconds = not verdict.wrong, verdict.seconds
 
     def _check_room(self, there_is: bool) -> None:
         if not there_is:
@@ -136,15 +156,9 @@ class _Api:
             raise _too_large(max(size, known), most)
         return b"".join(parts)
 
-    def _start(self, path: str, raw: bytes, client: str, turn: Turn) -> Job:
+    def _service_job(self, request: Request, raw: bytes) -> Job:
         """In a thread: from bytes to a request on its way."""
-        begun = time.thread_time()
-        try:
-            job = self._service.start(path, _parsed(raw), client=client)
-            turn.is_accepted = True
-            return job
-        finally:
-            turn.seconds = time.thread_time() - begun
+        return self._service.start(request.url.path, _parsed(raw), client=request.state.client, tries=False)
 
     async def _whole(self, job: Job, request: Request) -> Response:
         """The whole answer, unless whoever asked goes away before it is there."""
@@ -221,15 +235,12 @@ class _Api:
         return JSONResponse({"version": metadata.version("strata")})
 
     async def show(self, request: Request) -> Response:
-        request.state.held = 0
         try:
-            body = json.loads(await self._body(request))
-            name = str(body.get("model") or body.get("name")).removesuffix(":latest")
-        except (Refused, ValueError, AttributeError, RecursionError, ClientDisconnect) as error:
-            refused = error if isinstance(error, Refused) else Refused(400, "the body is no JSON object")
-            return _refused(refused, request)
-        finally:
-            self._held -= request.state.held
+            name = await self._prepared(request, _shown_name)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told and the server goes on
+            return _refused(refusal(error), request)
         if name not in self._service.names:
             return _refused(Refused(404, f"there is no model {name[:100]!r}", code="model_not_found"), request)
         engine = self._service.engines.get(name)
@@ -245,6 +256,8 @@ def _parsed(raw: bytes) -> Any:
     """The JSON of a body."""
     if raw.count(b",") > MOST_ITEMS:
         raise Refused(400, f"the body has more than {MOST_ITEMS} items", code="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > MOST_LISTS:
+        raise Refused(400, f"the body has more than {MOST_LISTS} lists and objects", code="invalid_json")
     try:
         body = json.loads(raw)
         if b"\\u" in raw:
@@ -256,6 +269,25 @@ def _parsed(raw: bytes) -> Any:
         told = f"the body is no JSON: {str(error).splitlines()[0]}"
         raise Refused(400, told, code="invalid_json") from None
     return body
+
+
+def _shown_name(_: Request, raw: bytes) -> str:
+    """The model that /api/show is asked for."""
+    body = _parsed(raw)
+    if not isinstance(body, dict):
+        raise Refused(400, "the body is no JSON object")
+    return str(body.get("model") or body.get("name")).removesuffix(":latest")
+
+
+def _timed(turn: Turn, read: Callable[[], T]) -> T:
+    """In a thread: what is read, and how long that took."""
+    begun = time.thread_time()
+    try:
+        made = read()
+        turn.is_accepted = True
+        return made
+    finally:
+        turn.seconds = time.thread_time() - begun
 
 
 def _too_large(size: int, most: int) -> Refused:

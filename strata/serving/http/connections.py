@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any
+from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strata.serving.http.options import HttpOptions
+
+MANY_CHUNKS: Final = 1024
+LEAST_CHUNK: Final = 128  # bytes that a chunk of a body has on average, where there are many
 
 
 def limited_protocol(options: HttpOptions) -> type[H11Protocol]:
@@ -29,6 +32,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.conn = ChunkedConnection(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_event_size)
         self.since = time.monotonic()
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -111,6 +115,25 @@ class Connection(H11Protocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class ChunkedConnection(h11.Connection):
+    """HTTP whose bodies do not come in crumbs: each chunk takes as much time as a small request."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._chunks = self._bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += 1
+            self._bytes += len(event.data)
+            if self._chunks > MANY_CHUNKS and self._bytes < self._chunks * LEAST_CHUNK:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        return event
 
 
 def stopped(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from strata.serving.api.errors import Refused
 from strata.serving.http.options import HttpOptions, KeyRing
@@ -133,7 +134,7 @@ class Gatekeeper:
             return
         state = scope["state"]
         about = {"id": state["request_id"], "client": state["client"], "method": scope["method"],
-                 "path": scope["path"][:200], "status": status or 499, "seconds": round(seconds, 6)}  # fmt: skip
+                 "path": quote(scope["path"][:200]), "status": status or 499, "seconds": round(seconds, 6)}  # fmt: skip
         about |= state.get("told", {})
         logger.info(" ".join(f"{k}={v}" for k, v in about.items()), extra={"about": about})
 

@@ -49,14 +49,35 @@ def test_cuts_keep_their_grain_and_leave_a_rest() -> None:
     assert Batcher(15, 8, 16).build([], queue(36)).pieces == ()
 
 
+def test_short_prompts_do_not_wait_for_long_ones() -> None:
+    batcher = Batcher(64, 8, 16, 4, chunk=32)
+    prompts = queue(200, 150, 10, 20)
+    batch = batcher.build(["a"], prompts)
+    assert batch.pieces == (
+        PrefillChunk("p2", 0, 10, True),
+        PrefillChunk("p3", 0, 20, True),
+        PrefillChunk("p0", 0, 32, False),
+    )
+    assert [(p.item, p.done) for p in prompts] == [("p0", 32), ("p1", 0)]
+    assert batcher.build(["a"], prompts, spares=True).pieces == ()
+    assert batcher.build([], prompts, spares=True).pieces == (PrefillChunk("p0", 32, 64, False),)  # nobody is spared
+    prompts.append(Prefill("p4", 5))
+    assert batcher.build([], prompts, spares=True).pieces == (PrefillChunk("p4", 0, 5, True),)
+    alone = queue(200)
+    assert batcher.build([], alone).pieces == (PrefillChunk("p0", 0, 64, False),)
+    assert batcher.build(["a"], alone).pieces == (PrefillChunk("p0", 64, 96, False),)
+
+
 def test_every_token_is_read_once_in_order(rng: np.random.Generator) -> None:
     for _ in range(200):
         totals = rng.integers(1, 90, rng.integers(1, 6)).tolist()
         entries = int(rng.integers(1, 5))
-        batcher = Batcher(int(rng.integers(32 + entries, 80)), entries, 16, 4)
+        chunk = [None, 32, 48, 64][int(rng.integers(4))]
+        batcher = Batcher(int(rng.integers(32 + entries, 80)), entries, 16, 4, chunk)
         prompts, seen = queue(*totals), {f"p{i}": 0 for i in range(len(totals))}
         while prompts:
-            batch = batcher.build(["d"] * int(rng.integers(0, entries)), prompts)
+            batch = batcher.build(["d"] * int(rng.integers(0, entries)), prompts, spares=bool(rng.integers(2)))
+            assert batch.tokens
             assert batch.tokens <= batcher.max_tokens
             assert len(batch.decodes) + len(batch.pieces) <= entries
             for piece in batch.pieces:
@@ -70,7 +91,7 @@ def test_every_token_is_read_once_in_order(rng: np.random.Generator) -> None:
 
 
 def test_steps_that_are_never_filled_are_refused() -> None:
-    for wrong in ((0, 1), (1, 0), (1, 1, 0), (1, 1, 1, -1)):
+    for wrong in ((0, 1), (1, 0), (1, 1, 0), (1, 1, 1, -1), (8, 1, 1, 0, 1)):
         with pytest.raises(OptionError, match="never filled"):
             Batcher(*wrong)
 

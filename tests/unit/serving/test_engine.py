@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -277,3 +279,40 @@ def test_mistakes(decoder: Make) -> None:
             Engine(decoder(), **size)
     with pytest.raises(OptionError, match="generates no text"):
         Engine("model")  # type: ignore[arg-type]
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones(chat_model: Make) -> None:
+    """They are read in chunks, with steps of the others between them; bits do not depend on it."""
+    model = chat_model()
+    long = [[5 + i * step % 90 for i in range(460)] for step in (1, 7)]
+    short = [[9, 8, 7], [20, 30, 40, 50]]
+    alone = [model.generate(p, max_tokens=4) for p in (*long, *short)]
+    engine = Engine(model, cache_tokens=4096, max_requests=4, max_tokens=160)
+    requests = [engine.submit(p, max_tokens=4) for p in long]
+    engine.step()
+    requests += [engine.submit(p, max_tokens=4) for p in short]
+    steps = 0
+    while not all(r.is_done for r in requests[2:]):
+        assert engine.step()
+        steps += 1
+    assert steps <= 6
+    assert not any(r.tokens for r in requests[:2])
+    engine.run()
+    assert [r.text() for r in requests] == alone
+
+
+def test_graphs_of_a_model_have_one_copy_of_its_weights(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Those that are laid one after the other, too; they are let go with the last graph."""
+    model = quantised(tmp_path / "m.gguf", rng)
+    builders = [model._build(model.context, every=every) for every in (False, True)]
+    for builder in builders:
+        builder.build()
+    first, second = (builder.bound for builder in builders)
+    joined = [name for name in first if "+" in name]
+    assert joined
+    assert all(np.shares_memory(first[name], second[name]) for name in joined)
+    held = weakref.ref(first[joined[0]].base)
+    assert held() is not None
+    del builders, builder, first, second
+    gc.collect()
+    assert held() is None

@@ -11,13 +11,15 @@ import pytest
 
 from strata.backends import DeviceArray, backend_for
 from strata.models import Decoder, Sampler
-from strata.models.generating.feeding import choice, prompt_class, prompt_rows, row_class, table_class
+from strata.models.generating.choosing import DRAW, choice
+from strata.models.generating.feeding import TokenDraw, prompt_class, prompt_rows, row_class, table_class
 from strata.runtime import Session
 from strata.serving import Engine, Generation
 
 Make = Callable[..., Decoder]
 PROMPTS = ["hello", "xyz" * 11, "abc", "xyz" * 11 + "a"]
 HOT: dict[str, Any] = dict(temperature=0.9, min_p=0.05, seed=3)
+FILTERED: dict[str, Any] = dict(temperature=1.3, top_k=9, top_p=0.8, min_p=0.02, seed=5)
 ON_HOST: dict[str, Any] = dict(temperature=0.7, top_k=9, repetition_penalty=1.2, seed=4)
 
 
@@ -32,7 +34,7 @@ def engine_of(model: Decoder, **options: Any) -> Engine:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("options", [{}, HOT, ON_HOST], ids=["likeliest", "drawn", "on_host"])
+@pytest.mark.parametrize("options", [{}, HOT, FILTERED, ON_HOST], ids=["likeliest", "drawn", "filtered", "on_host"])
 def test_requests_give_what_they_give_alone(model: Decoder, options: dict[str, Any]) -> None:
     engine = engine_of(model)
     requests = [engine.submit(p, max_tokens=6, **options) for p in PROMPTS]
@@ -108,24 +110,30 @@ def test_infinite_logits_are_an_error_of_their_request() -> None:
     assert "X220" in str(made.ending[1])
 
 
+@pytest.mark.parametrize("filters", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_draws_are_those_of_the_sampler(seed: int) -> None:
+def test_draws_are_those_of_the_sampler(seed: int, filters: bool) -> None:
     rng = np.random.default_rng(seed)
-    rows, vocab = 12, 301
+    rows, vocab = 40, 301
     logits = rng.normal(0, 3, (rows, vocab)).astype(np.float32)
     logits[3, 7] = logits[3].max()  # a tie
     logits[5, 9] = np.nan
-    samplers = [
-        Sampler(temperature=float(t), min_p=float(p), seed=seed)
-        for t, p in zip(rng.choice([0.0, 0.3, 1.0, 2.0], rows), rng.choice([0.0, 0.1], rows), strict=True)
-    ]
+    logits[20:30] = np.round(logits[20:30])  # many of them, and zeros of both signs
+    logits[25, ::5] = -np.inf
+    kinds: dict[str, list[Any]] = {"temperature": [0.0, 0.3, 1.0, 2.0], "min_p": [0.0, 0.1]}
+    if filters:
+        kinds |= {"top_k": [0, 1, 3, 50, 300, 301, 500], "top_p": [1.0, 0.999, 0.5, 0.05, 1e-9]}
+    samplers = [Sampler(seed=seed, **{n: rng.choice(some).item() for n, some in kinds.items()}) for _ in range(rows)]
     numbers = rng.random(rows)
-    draws = np.array([[s.temperature, s.min_p, u] for s, u in zip(samplers, numbers, strict=True)])
+    draws = [
+        TokenDraw(s.temperature, s.min_p, float(u), s.top_k, s.top_p) for s, u in zip(samplers, numbers, strict=True)
+    ]
     feeds = {
-        "logits": logits, "draws": draws, "rows": np.c_[np.arange(rows)[::-1], np.zeros((rows, 2))].astype(np.int64),
+        "logits": logits, "draws": np.array([[getattr(d, name) for name in DRAW] for d in draws], np.float64),
+        "rows": np.c_[np.arange(rows)[::-1], np.zeros((rows, 2))].astype(np.int64),
         "tokens": np.full((rows + 2, 1, 1), -7, np.int32),
     }  # fmt: skip
-    chosen, tokens = Session("cpu").compile(choice(draws=True)).run(feeds)
+    chosen, tokens = Session("cpu").compile(choice(draws=True, filters=filters)).run(feeds)
 
     class Once(np.random.Generator):
         def random(self) -> float:  # type: ignore[override]
@@ -137,9 +145,15 @@ def test_draws_are_those_of_the_sampler(seed: int) -> None:
         else:
             once = Once(np.random.PCG64())
             once.number = numbers[at]  # type: ignore[attr-defined]
-            assert chosen[at] == sampler.choose(logits[at], [], once)
+            assert chosen[at] == sampler.choose(logits[at], [], once), sampler
     np.testing.assert_array_equal(tokens[:rows, 0, 0][::-1], np.maximum(chosen, 0))
     assert (tokens[rows:] == -7).all()
+
+
+def test_of_equal_logits_top_k_keeps_the_first() -> None:
+    logits = np.float32([1, 5, 3, 3, 3, 3, 0])
+    sampler = Sampler(temperature=1.0, top_k=3)
+    assert np.flatnonzero(sampler.probabilities(logits, [])).tolist() == [1, 2, 3]
 
 
 def test_size_classes() -> None:
