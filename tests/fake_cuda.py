@@ -44,6 +44,10 @@ class FakeBuffer:
         self.core.live.pop(self.handle)
         stream.do("free", lambda: None)
 
+    def __del__(self) -> None:
+        if self.memory is not None:  # memory that nobody closed ends with its buffer
+            self.core.live.pop(self.handle, None)
+
 
 class FakeStream:
     def __init__(self, core: FakeCore) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from strata.backends.base import Entry
 from strata.backends.recipe import Recipe, Sequenced, room_for
 from strata.backends.resident import DeviceArray, DeviceBlock
+from strata.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from strata.backends.offload import OffloadExecutable
@@ -41,8 +42,10 @@ def entry_of(owner: OffloadExecutable, recipe: Recipe, outputs: Sequence[str]) -
                 if type(a) is not DeviceArray or a.home is not home:
                     return None
                 given.append(a.place)
-            scratch = [take(room, who) for room in rooms] if rooms else ()
+            scratch: list[Any] = []
             try:
+                for room in rooms:
+                    scratch.append(take(room, who))
                 places = [place_of(buffer) for buffer, _ in scratch] + given if rooms else given
                 results = []
                 for i, (room, dtype, shape) in enumerate(made_of):
@@ -67,6 +70,8 @@ def entry_of(owner: OffloadExecutable, recipe: Recipe, outputs: Sequence[str]) -
                     places.append(array.place)
                 play(places + kept if kept else places)
                 submit()
+            except OutOfMemoryError:
+                return None  # the long way tells what is large
             finally:
                 for buffer, room in scratch:
                     give((buffer, room, who))

@@ -12,6 +12,7 @@ from strata.backends.base import memory_errors
 from strata.backends.driver import DeviceDriver
 from strata.backends.recipe import room_for
 from strata.backends.resident import DeviceArray, DeviceBlock, DeviceHome
+from strata.core import drop_refused_capsules
 from strata.errors import OutOfMemoryError
 
 _FIRST_ZEROS = 1 << 20  # bytes that the host writes of an array of zeros
@@ -70,6 +71,9 @@ class OffloadHome(DeviceHome):
     def __init__(self, name: str, driver: DeviceDriver) -> None:
         super().__init__(name)
         self.driver, self.pool = driver, BufferPool(driver)
+        # Buffers that somebody has, by identity. The cycle collector may find a block and its buffer at once, and ends
+        # both: a buffer that is known here is not for it to end.
+        self._out: dict[int, Any] = {}
         self.ledger.lock = driver.lock
         self.dlpack_device = driver.dlpack_device
 
@@ -83,22 +87,36 @@ class OffloadHome(DeviceHome):
     def sweep(self) -> None:
         if self.ledger.returned:
             for buffer, room in self.ledger.drain():
-                self.pool.give(buffer, room)
+                self._pooled(buffer, room)
 
     def take(self, size: int, who: str) -> tuple[Any, int]:
         """A buffer for somebody and its bytes; the driver's lock is held."""
         self.sweep()
         self.check_room(room_for(size), who)
         try:
-            buffer, room = self.pool.take(size)
+            buffer, room = self._taken(size)
         except OutOfMemoryError as error:
             raise self.short(size, who, error.summary) from error
+        self._out[id(buffer)] = buffer
         self.ledger.add(room, who)
         return buffer, room
+
+    def _taken(self, size: int) -> tuple[Any, int]:
+        try:
+            return self.pool.take(size)
+        except OutOfMemoryError:
+            if not drop_refused_capsules():
+                raise
+            self.sweep()
+            return self.pool.take(size)
 
     def put_back(self, buffer: Any, room: int, who: str) -> None:
         """Take back what has ended; the driver's lock is held."""
         self.ledger.ended(room, who)
+        self._pooled(buffer, room)
+
+    def _pooled(self, buffer: Any, room: int) -> None:
+        del self._out[id(buffer)]
         self.pool.give(buffer, room)
 
     def give(self, buffer: Any, room: int, who: str) -> None:
