@@ -139,6 +139,9 @@ def test_operands_on_two_devices_are_an_error_at_the_call(device: str) -> None:
         assert "cpu" in found.value.summary
     with pytest.raises(DeviceError, match="operands are on"):
         st.jit(lambda a, b: a + b)(t, here)
+    with pytest.raises(DeviceError, match="operands are on"):
+        t[0] = here[0]
+    np.testing.assert_array_equal(t.numpy(), X)  # and is as it was
 
 
 def test_the_default_device(device: str) -> None:
