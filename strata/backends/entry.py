@@ -28,6 +28,7 @@ def entry_of(owner: OffloadExecutable, recipe: Recipe, outputs: Sequence[str]) -
     home, who, version = owner.home, owner.lir.name, owner._version
     lock, take, returned, put_back = owner.driver.lock, home.take, home.ledger.returned, home.put_back
     place_of, play, submit = owner.driver.place, owner.driver.player(part.made), owner.driver.submit
+    noted, expect = owner.noted(recipe), home.expect
     rooms, kept = recipe.rooms, recipe.kept_places[1]
     made_of = tuple((room_for(int(t.nbytes)), t.dtype.np, t.static_shape) for t in recipe.result_types)
     give = returned.append
@@ -69,6 +70,8 @@ def entry_of(owner: OffloadExecutable, recipe: Recipe, outputs: Sequence[str]) -
                     results.append(array)
                     places.append(array.place)
                 play(places + kept if kept else places)
+                if noted:
+                    expect(noted)
                 submit()
             except OutOfMemoryError:
                 return None  # the long way tells what is large

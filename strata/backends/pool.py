@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -74,6 +74,9 @@ class OffloadHome(DeviceHome):
         # Buffers that somebody has, by identity. The cycle collector may find a block and its buffer at once, and ends
         # both: a buffer that is known here is not for it to end.
         self._out: dict[int, Any] = {}
+        self._noted: dict[
+            Any, tuple[Any, DeviceArray]
+        ] = {}  # by place, so that a program that runs again is in it once
         self.ledger.lock = driver.lock
         self.dlpack_device = driver.dlpack_device
 
@@ -156,18 +159,53 @@ class OffloadHome(DeviceHome):
         made = np.empty(x.shape, x.dtype)
         with self.driver.lock:
             wait = self.driver.read_later(x.place, made)
+            noted = [(check, words, *self._noted_later(words)) for check, words in self._taken_notes()]
 
         def found() -> np.ndarray:
             wait()
+            for check, words, numbers, known in noted:
+                known()
+                if numbers[0]:
+                    self.write(words, np.zeros_like(numbers))
+                    raise check.error(numbers)
             return made
 
         return found
+
+    def _noted_later(self, words: DeviceArray) -> tuple[np.ndarray, Callable[[], None]]:
+        numbers = np.empty(words.shape, words.dtype)
+        return numbers, self.driver.read_later(words.place, numbers)
 
     def download(self, x: DeviceArray, out: np.ndarray | None = None) -> np.ndarray:
         made = np.empty(x.shape, x.dtype) if out is None else out
         with self.driver.lock:
             self.driver.read(x.place, made)
+            if self._noted:
+                self.raise_noted(self._taken_notes())
         return made
+
+    # conditions that a run does not wait for
+
+    def expect(self, noted: Iterable[tuple[Any, DeviceArray]]) -> None:
+        """Look at memory in which a run notes failures when something is next read; the driver's lock is held."""
+        for check, words in noted:
+            self._noted[words.place] = (check, words)
+
+    def _taken_notes(self) -> list[tuple[Any, DeviceArray]]:
+        found, self._noted = list(self._noted.values()), {}
+        return found
+
+    def raise_noted(self, noted: Iterable[tuple[Any, DeviceArray]]) -> None:
+        """Raise the first error that was noted, and forget all of them; the driver's lock is held."""
+        failed = []
+        for check, words in noted:
+            numbers = np.empty(words.shape, words.dtype)
+            self.driver.read(words.place, numbers)
+            if numbers[0]:
+                self.driver.write(words.place, np.zeros_like(numbers))
+                failed.append(check.error(numbers))
+        if failed:
+            raise failed[0]
 
     def copied(self, x: DeviceArray) -> DeviceArray:
         with self.driver.lock:
@@ -205,3 +243,4 @@ class OffloadHome(DeviceHome):
     def wait(self) -> None:
         with self.driver.lock:
             self.driver.finish()
+            self.raise_noted(self._taken_notes())

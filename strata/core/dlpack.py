@@ -134,11 +134,11 @@ def device_capsule(address: int, dtype: Any, shape: Sequence[int], device: tuple
     managed.deleter = ctypes.cast(_ended, ctypes.c_void_p)
     drop_refused_capsules()
     capsule = _new_capsule(ctypes.addressof(managed), _NAME, None)
-    _lent[ctypes.addressof(managed)] = _Lent(capsule, (managed, sizes, steps, owner))
+    _lent[ctypes.addressof(managed)] = _LentCapsule(capsule, (managed, sizes, steps, owner))
     return capsule
 
 
-class _Lent(NamedTuple):
+class _LentCapsule(NamedTuple):
     """What is behind a capsule, and the capsule itself.
 
     A destructor of the capsule would run while the error of whoever refused it is on its way, which no Python code can
@@ -150,7 +150,7 @@ class _Lent(NamedTuple):
 
 
 _NAME = b"dltensor"  # capsules keep a pointer to it
-_lent: dict[int, _Lent] = {}  # by address
+_lent: dict[int, _LentCapsule] = {}  # by address
 
 
 def drop_refused_capsules() -> int:
@@ -164,7 +164,7 @@ def drop_refused_capsules() -> int:
     return len(refused)
 
 
-def _references(lent: _Lent) -> int:
+def _references(lent: _LentCapsule) -> int:
     return sys.getrefcount(lent.capsule)
 
 
@@ -173,7 +173,7 @@ def _end(address: int) -> None:
     _lent.pop(address, None)
 
 
-_ALONE = _references(_Lent(object(), None))
+_ALONE = _references(_LentCapsule(object(), None))
 _ended = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_end)
 
 
