@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strata.core import Dim, i32, i64, known_le
 from strata.mir import Graph, Value, as_tuple
 from strata.ops import CheckedIds, CustomKernel, EnsureIds, Indexed, PagedAttention, PagedUpdate, may_be_empty
 from strata.passes.base import Pass, PassContext, register, rewrite
@@ -40,21 +39,5 @@ class CheckIndices(Pass):
         needed = kind != "empty" or (op.ids_read and any(map(may_be_empty, sizes)))
         if not sizes or not needed or ids.type.size == 0:  # coordinates of length 0 name the whole
             return None
-        if len(sizes) == 1 and _are_in(ids, sizes[0]):
-            return None
         checked = CheckedIds(sizes, bool(getattr(op, "wrap", False)), op.name, kind)(ids)
         return as_tuple(op(*inputs[: op.ids_at], checked, *inputs[op.ids_at + 1 :]))
-
-
-def _are_in(ids: Value, size: Dim) -> bool:
-    """Whether ids are positions that an op found along an axis of no more elements: experts, as a rule."""
-    while ids.node.op.name in _ARRANGED or (ids.node.op.name == "cast" and ids.dtype in (i32, i64)):
-        (ids,) = ids.node.inputs
-    op = ids.node.op
-    if op.name not in _FOUND or (op.name == "topk" and ids.index != 1):
-        return False
-    return known_le(ids.node.inputs[0].shape[op.axis], size)  # type: ignore[attr-defined]
-
-
-_ARRANGED = ("reshape", "transpose", "broadcast_to", "slice", "flip")
-_FOUND = ("topk", "argsort", "argmax", "argmin")

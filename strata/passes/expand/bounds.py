@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from strata.core import i64
+from strata.core import Dim, i32, i64, known_le
 from strata.mir import METHODS, Value, constant
 from strata.ops import EnsureIds, broadcast_to, cast, concat, dim_size, gather, iota, reshape, where
 from strata.passes.expand.rules import expands
@@ -16,6 +16,8 @@ _NONE = (1 << 63) - 1
 
 @expands("checked_ids")
 def _checked(op: Any, ids: Value) -> Sequence[Value]:
+    if len(op.sizes) == 1 and _are_in(ids, op.sizes[0]):
+        return [ids]
     return [_noted(op, ids) if ids.ndim else reshape(_noted(op, reshape(ids, (1,))), ())]
 
 
@@ -38,3 +40,17 @@ def _noted(op: Any, ids: Value) -> Value:
     parts = [reshape(cast(is_bad, i64), (1,)), at, gather(reshape(wide, (count,)), at), size]
     made: Value = EnsureIds(op.wrap, op.what, op.kind)(ids, concat(parts, 0))
     return made
+
+
+def _are_in(ids: Value, size: Dim) -> bool:
+    """Whether ids are positions that an op found along an axis of no more elements: experts, as a rule."""
+    while ids.node.op.name in _ARRANGED or (ids.node.op.name == "cast" and ids.dtype in (i32, i64)):
+        (ids,) = ids.node.inputs
+    op = ids.node.op
+    if op.name not in _FOUND or (op.name == "topk" and ids.index != 1):
+        return False
+    return known_le(ids.node.inputs[0].shape[op.axis], size)  # type: ignore[attr-defined]
+
+
+_ARRANGED = ("reshape", "transpose", "broadcast_to", "slice", "flip")
+_FOUND = ("topk", "argsort", "argmax", "argmin")

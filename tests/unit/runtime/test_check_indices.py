@@ -14,6 +14,7 @@ from strata.backends.resident import HOMES
 from strata.config import using
 from strata.errors import IndexRangeError, ShapeError
 from strata.mir import Value
+from tests.dry_cuda import dry_cuda
 from tests.fake_cuda import FakeCore, fake_backend
 
 Build = Any
@@ -154,12 +155,14 @@ def test_ids_of_tensors_on_a_device_are_checked_when_something_is_read(device: s
         assert row.item() == 1.0
 
 
-def test_experts_that_are_found_among_all_need_no_check() -> None:
+def test_experts_that_are_found_among_all_need_no_check_on_a_gpu() -> None:
     g = st.Graph("experts")
     x, w = g.input("x", (2, 4)), g.input("w", (3, 4, 5))
     ids = st.ops.topk(g.input("scores", (2, 3)), 1)[1]
-    g.outputs(st.ops.grouped_matmul(x, w, ids.reshape((2,))))
-    assert not [s for s in st.Session("cpu").compile(g).lir.schedule if s.label == "checked_ids"]
+    g.outputs(st.ops.grouped_matmul(x, w, ids.reshape((2,))), st.ops.grouped_matmul(x, w, g.input("ids", (2,), "i64")))
+    with dry_cuda("plans"):
+        labels = [s.label for s in st.Session("plans").compile(g).lir.schedule]
+    assert sum("ensure_ids" in label for label in labels) == 1  # of the ids that are given
 
 
 def test_symbolic_sizes_and_loops_are_checked() -> None:
