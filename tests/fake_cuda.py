@@ -16,7 +16,7 @@ from strata.backends.triton.launch.calls import PreparedLaunch
 from strata.backends.triton.launch.compile import Binary
 from strata.backends.triton.launch.cuda import CudaDriver
 from strata.backends.triton.target import Gpu
-from strata.core import substitute
+from strata.core import solve_for, substitute
 from strata.kernel import interpret
 
 PROGRAMS: dict[str, TritonProgram] = {}
@@ -43,6 +43,10 @@ class FakeBuffer:
         assert self.memory is not None, "only memory of the device is given back"
         self.core.live.pop(self.handle)
         stream.do("free", lambda: None)
+
+    def __del__(self) -> None:
+        if self.memory is not None:  # memory that nobody closed ends with its buffer
+            self.core.live.pop(self.handle, None)
 
 
 class FakeStream:
@@ -200,13 +204,17 @@ class FakeCore:
 def execute(core: FakeCore, program: TritonProgram, grid: tuple[int, ...], arguments: tuple[int, ...]) -> None:
     """The meaning of a program's kernel on memory that is live."""
     count = len(program.buffers)
-    sizes = {str(d): n for d, n in zip(program.sizes, arguments[count:-2], strict=True)}
+    sizes: dict[str, int] = {}
+    for d, bits in zip(program.sizes, arguments[count:-2], strict=True):
+        n = bits - ((bits >> 63) << 64)  # a sign and 63 bits
+        found = solve_for(d, n)  # the kernel is interpreted by its symbols
+        sizes |= {str(d): n} if found is None else dict([found])
     wanted = tuple(substitute(d, sizes) for d in program.grid)
     assert grid[: len(wanted)] == wanted
     arrays = {}
     for buffer, address in zip(program.buffers, arguments, strict=False):
         (elements,) = (substitute(d, sizes) for d in buffer.shape)
-        assert isinstance(elements, int)
+        assert isinstance(elements, int), f"{program.name} is not told the size of {buffer.name}"
         size = elements * buffer.dtype.itemsize
         arrays[buffer.name] = core.memory(address, size).view(buffer.dtype.np)
     if program.is_guarded and not arrays[program.buffers[0].name][0]:

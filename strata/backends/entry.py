@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from strata.backends.base import Entry
 from strata.backends.recipe import Recipe, Sequenced, room_for
 from strata.backends.resident import DeviceArray, DeviceBlock
+from strata.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from strata.backends.offload import OffloadExecutable
@@ -27,6 +28,7 @@ def entry_of(owner: OffloadExecutable, recipe: Recipe, outputs: Sequence[str]) -
     home, who, version = owner.home, owner.lir.name, owner._version
     lock, take, returned, put_back = owner.driver.lock, home.take, home.ledger.returned, home.put_back
     place_of, play, submit = owner.driver.place, owner.driver.player(part.made), owner.driver.submit
+    noted, expect = owner.noted(recipe), home.expect
     rooms, kept = recipe.rooms, recipe.kept_places[1]
     made_of = tuple((room_for(int(t.nbytes)), t.dtype.np, t.static_shape) for t in recipe.result_types)
     give = returned.append
@@ -41,8 +43,10 @@ def entry_of(owner: OffloadExecutable, recipe: Recipe, outputs: Sequence[str]) -
                 if type(a) is not DeviceArray or a.home is not home:
                     return None
                 given.append(a.place)
-            scratch = [take(room, who) for room in rooms] if rooms else ()
+            scratch: list[Any] = []
             try:
+                for room in rooms:
+                    scratch.append(take(room, who))
                 places = [place_of(buffer) for buffer, _ in scratch] + given if rooms else given
                 results = []
                 for i, (room, dtype, shape) in enumerate(made_of):
@@ -66,7 +70,11 @@ def entry_of(owner: OffloadExecutable, recipe: Recipe, outputs: Sequence[str]) -
                     results.append(array)
                     places.append(array.place)
                 play(places + kept if kept else places)
+                if noted:
+                    expect(noted)
                 submit()
+            except OutOfMemoryError:
+                return None  # the long way tells what is large
             finally:
                 for buffer, room in scratch:
                     give((buffer, room, who))

@@ -17,7 +17,7 @@ import numpy as np
 
 from strata.backends.base import Arrays, Backend, Entry, Executable, Tell, memory_errors
 from strata.backends.bodies import Body
-from strata.backends.checks import CheckedValue, RunCheck
+from strata.backends.checks import CHECKS, CheckedValue, RunCheck
 from strata.backends.driver import DeviceDriver, Launchable
 from strata.backends.entry import entry_of
 from strata.backends.loops import KINDS
@@ -59,7 +59,7 @@ class OffloadBackend(Backend):
         return [kernels[s.name] if s.kernel is not None else self._made_step(s) for s in lir.schedule]
 
     def _made_step(self, step: Step) -> Launchable | None:
-        if step.name == "ensure" and self.capabilities.runs_bodies:
+        if step.name in CHECKS and self.capabilities.runs_bodies:
             return CheckedValue(step.nodes[0], self.driver)
         if not step.bodies or step.name not in KINDS or not (self.driver.has_parts and self.driver.has_guards):
             return self.launchable(step)
@@ -182,7 +182,7 @@ class OffloadExecutable(Executable):
     ) -> None:
         """Where somebody is told, each step is waited for."""
         with self.driver.lock, memory_errors():
-            made = self._run(inputs, binding, {}, tell)
+            made = self._run(inputs, binding, {}, tell, at_once=True)
             here = [(a, m) for a, m in zip(outputs, made, strict=True) if not isinstance(m, DeviceArray)]
             self.fill([a for a, _ in here], [m for _, m in here])
             for array, result in zip(outputs, made, strict=True):
@@ -194,9 +194,9 @@ class OffloadExecutable(Executable):
         self, inputs: Sequence[Any], binding: Mapping[str, int], over: Mapping[int, DeviceArray] | None = None
     ) -> list[DeviceArray]:
         with self.driver.lock, memory_errors():
-            made = self._run(inputs, binding, over or {}, None)
+            made = self._run(inputs, binding, over or {}, None, at_once=False)
             self.driver.submit()
-            if self.resident_entry is None and not binding and not self.checks:
+            if self.resident_entry is None and not binding and not any(c.waits for c in self.checks.values()):
                 self.resident_entry = entry_of(self, self._recipe(binding), self.lir.io.outputs)
             return [m if isinstance(m, DeviceArray) else self.home.upload(m, self.lir.name) for m in made]
 
@@ -214,9 +214,16 @@ class OffloadExecutable(Executable):
         return recipe
 
     def _run(
-        self, inputs: Sequence[Any], binding: Mapping[str, int], over: Mapping[int, DeviceArray], tell: Tell | None
+        self,
+        inputs: Sequence[Any],
+        binding: Mapping[str, int],
+        over: Mapping[int, DeviceArray],
+        tell: Tell | None,
+        *,
+        at_once: bool,
     ) -> list[Any]:
-        """Results, on the device or, where the host made them, there; the lock is held."""
+        """Results, on the device or, where the host made them, there; the lock is held. What is ensured is looked at
+        now with `at_once`, or where a run waits for it."""
         if not self.is_prepared:
             self._prepare()
         recipe = self._recipe(binding, apart=tell is not None)
@@ -224,7 +231,7 @@ class OffloadExecutable(Executable):
         targets = {self.lir.io.outputs[i]: array for i, array in over.items()}
         try:
             made = run.go(targets, tell)
-            self._check(recipe)
+            self._check(recipe, at_once=at_once)
         except OutOfMemoryError as error:
             raise self._named(error, recipe) from error
         finally:
@@ -241,17 +248,17 @@ class OffloadExecutable(Executable):
             results.append(result)
         return results
 
-    def _check(self, recipe: Recipe) -> None:
-        """Wait, and raise the first error that the device noted, in a program that has something to look at."""
-        failed = []
-        for name in (name for name in recipe.kept if name in self.checks):
-            word = np.zeros(2, np.uint64)
-            self.driver.read(self.kept_place(name), word)
-            if word[0]:
-                self.driver.write(self.kept_place(name), np.zeros(2, np.uint64))
-                failed.append(self.checks[name])
-        if failed:
-            raise failed[0].error()
+    def _check(self, recipe: Recipe, *, at_once: bool) -> None:
+        """Raise the first error that the device noted. Where nothing waits, the home looks when something is read."""
+        found = self.noted(recipe)
+        if at_once or any(check.waits for check, _ in found):
+            self.home.raise_noted(found)
+        elif found:
+            self.home.expect(found)
+
+    def noted(self, recipe: Recipe) -> list[tuple[RunCheck, DeviceArray]]:
+        """What a recipe ensures, and the memory in which a failure is noted."""
+        return [(self.checks[name], self._kept_array(name)) for name in recipe.kept if name in self.checks]
 
     def _named(self, error: OutOfMemoryError, recipe: Recipe) -> OutOfMemoryError:
         """The error, with the plan's largest buffers."""
@@ -275,7 +282,7 @@ class OffloadExecutable(Executable):
         run = _Run(self, recipe, {}, [None] * len(self.lir.io.inputs))
         try:
             made = run.go({}, None)
-            self._check(recipe)
+            self._check(recipe, at_once=True)
             for name in weights:
                 if name in made and isinstance(made[name], DeviceArray):
                     self._on_device[name] = made[name]
@@ -291,10 +298,13 @@ class OffloadExecutable(Executable):
 
     def kept_place(self, name: str) -> Any:
         """Where a value is that stays."""
+        return self._kept_array(name).place
+
+    def _kept_array(self, name: str) -> DeviceArray:
         found = self._on_device.get(name)
         if found is None:
             found = self._on_device[name] = self.home.shared(self.values[name], self.lir.name)
-        return found.place
+        return found
 
 
 class _Run:

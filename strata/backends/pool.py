@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ from strata.backends.base import memory_errors
 from strata.backends.driver import DeviceDriver
 from strata.backends.recipe import room_for
 from strata.backends.resident import DeviceArray, DeviceBlock, DeviceHome
+from strata.core import drop_refused_capsules
 from strata.errors import OutOfMemoryError
 
 _FIRST_ZEROS = 1 << 20  # bytes that the host writes of an array of zeros
@@ -70,6 +71,12 @@ class OffloadHome(DeviceHome):
     def __init__(self, name: str, driver: DeviceDriver) -> None:
         super().__init__(name)
         self.driver, self.pool = driver, BufferPool(driver)
+        # Buffers that somebody has, by identity. The cycle collector may find a block and its buffer at once, and ends
+        # both: a buffer that is known here is not for it to end.
+        self._out: dict[int, Any] = {}
+        self._noted: dict[
+            Any, tuple[Any, DeviceArray]
+        ] = {}  # by place, so that a program that runs again is in it once
         self.ledger.lock = driver.lock
         self.dlpack_device = driver.dlpack_device
 
@@ -83,22 +90,36 @@ class OffloadHome(DeviceHome):
     def sweep(self) -> None:
         if self.ledger.returned:
             for buffer, room in self.ledger.drain():
-                self.pool.give(buffer, room)
+                self._pooled(buffer, room)
 
     def take(self, size: int, who: str) -> tuple[Any, int]:
         """A buffer for somebody and its bytes; the driver's lock is held."""
         self.sweep()
         self.check_room(room_for(size), who)
         try:
-            buffer, room = self.pool.take(size)
+            buffer, room = self._taken(size)
         except OutOfMemoryError as error:
             raise self.short(size, who, error.summary) from error
+        self._out[id(buffer)] = buffer
         self.ledger.add(room, who)
         return buffer, room
+
+    def _taken(self, size: int) -> tuple[Any, int]:
+        try:
+            return self.pool.take(size)
+        except OutOfMemoryError:
+            if not drop_refused_capsules():
+                raise
+            self.sweep()
+            return self.pool.take(size)
 
     def put_back(self, buffer: Any, room: int, who: str) -> None:
         """Take back what has ended; the driver's lock is held."""
         self.ledger.ended(room, who)
+        self._pooled(buffer, room)
+
+    def _pooled(self, buffer: Any, room: int) -> None:
+        del self._out[id(buffer)]
         self.pool.give(buffer, room)
 
     def give(self, buffer: Any, room: int, who: str) -> None:
@@ -138,18 +159,53 @@ class OffloadHome(DeviceHome):
         made = np.empty(x.shape, x.dtype)
         with self.driver.lock:
             wait = self.driver.read_later(x.place, made)
+            noted = [(check, words, *self._noted_later(words)) for check, words in self._taken_notes()]
 
         def found() -> np.ndarray:
             wait()
+            for check, words, numbers, known in noted:
+                known()
+                if numbers[0]:
+                    self.write(words, np.zeros_like(numbers))
+                    raise check.error(numbers)
             return made
 
         return found
+
+    def _noted_later(self, words: DeviceArray) -> tuple[np.ndarray, Callable[[], None]]:
+        numbers = np.empty(words.shape, words.dtype)
+        return numbers, self.driver.read_later(words.place, numbers)
 
     def download(self, x: DeviceArray, out: np.ndarray | None = None) -> np.ndarray:
         made = np.empty(x.shape, x.dtype) if out is None else out
         with self.driver.lock:
             self.driver.read(x.place, made)
+            if self._noted:
+                self.raise_noted(self._taken_notes())
         return made
+
+    # conditions that a run does not wait for
+
+    def expect(self, noted: Iterable[tuple[Any, DeviceArray]]) -> None:
+        """Look at memory in which a run notes failures when something is next read; the driver's lock is held."""
+        for check, words in noted:
+            self._noted[words.place] = (check, words)
+
+    def _taken_notes(self) -> list[tuple[Any, DeviceArray]]:
+        found, self._noted = list(self._noted.values()), {}
+        return found
+
+    def raise_noted(self, noted: Iterable[tuple[Any, DeviceArray]]) -> None:
+        """Raise the first error that was noted, and forget all of them; the driver's lock is held."""
+        failed = []
+        for check, words in noted:
+            numbers = np.empty(words.shape, words.dtype)
+            self.driver.read(words.place, numbers)
+            if numbers[0]:
+                self.driver.write(words.place, np.zeros_like(numbers))
+                failed.append(check.error(numbers))
+        if failed:
+            raise failed[0]
 
     def copied(self, x: DeviceArray) -> DeviceArray:
         with self.driver.lock:
@@ -187,3 +243,4 @@ class OffloadHome(DeviceHome):
     def wait(self) -> None:
         with self.driver.lock:
             self.driver.finish()
+            self.raise_noted(self._taken_notes())

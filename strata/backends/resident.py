@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from strata.core import here, new_rlock
+from strata.core import drop_refused_capsules, here, new_rlock
 from strata.errors import BufferTypeError, OutOfMemoryError
 
 HOMES: list[DeviceHome] = []  # that this process has; while there is none, nobody has to ask where an array is
@@ -257,6 +257,7 @@ class DeviceHome(ABC):
         return None
 
     def memory(self) -> MemoryUse:
+        drop_refused_capsules()
         with self.ledger.lock:
             self.sweep()
             holders = dict(self.ledger.by.most_common())

@@ -26,7 +26,7 @@ from strata.core.dims import (
     sym,
     symbols,
 )
-from strata.core.dlpack import device_capsule, foreign_memory, from_dlpack
+from strata.core.dlpack import device_capsule, drop_refused_capsules, foreign_memory, from_dlpack
 from strata.core.dtypes import (
     ALL_DTYPES,
     DType,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -131,12 +132,40 @@ def device_capsule(address: int, dtype: Any, shape: Sequence[int], device: tuple
     tensor.kind, tensor.bits = code
     tensor.shape, tensor.strides = sizes, steps
     managed.deleter = ctypes.cast(_ended, ctypes.c_void_p)
-    _lent[ctypes.addressof(managed)] = (managed, sizes, steps, owner)
-    return _new_capsule(ctypes.addressof(managed), _NAME, ctypes.cast(_dropped, ctypes.c_void_p))
+    drop_refused_capsules()
+    capsule = _new_capsule(ctypes.addressof(managed), _NAME, None)
+    _lent[ctypes.addressof(managed)] = _LentCapsule(capsule, (managed, sizes, steps, owner))
+    return capsule
+
+
+class _LentCapsule(NamedTuple):
+    """What is behind a capsule, and the capsule itself.
+
+    A destructor of the capsule would run while the error of whoever refused it is on its way, which no Python code can
+    do without losing the error. So the capsule is kept, and looked at later.
+    """
+
+    capsule: Any
+    memory: Any
 
 
 _NAME = b"dltensor"  # capsules keep a pointer to it
-_lent: dict[int, Any] = {}  # what is behind capsules, by address
+_lent: dict[int, _LentCapsule] = {}  # by address
+
+
+def drop_refused_capsules() -> int:
+    """Give up the memory of capsules that nobody took, and nobody can take any more; how many there were."""
+    refused = [
+        address for address, lent in list(_lent.items())
+        if _is_capsule(lent.capsule, _NAME) and _references(lent) <= _ALONE
+    ]  # fmt: skip
+    for address in refused:
+        _lent.pop(address, None)
+    return len(refused)
+
+
+def _references(lent: _LentCapsule) -> int:
+    return sys.getrefcount(lent.capsule)
 
 
 def _end(address: int) -> None:
@@ -144,14 +173,8 @@ def _end(address: int) -> None:
     _lent.pop(address, None)
 
 
-def _drop(capsule: int) -> None:
-    """A capsule ends: nobody took it if it still has its name."""
-    if _is_capsule(capsule, _NAME):
-        _lent.pop(_raw_pointer(capsule, _NAME), None)
-
-
+_ALONE = _references(_LentCapsule(object(), None))
 _ended = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_end)
-_dropped = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_drop)
 
 
 def _api(name: str, result: Any, *kinds: Any) -> Any:
@@ -159,6 +182,5 @@ def _api(name: str, result: Any, *kinds: Any) -> Any:
 
 
 _pointer = _api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-_raw_pointer = _api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-_is_capsule = _api("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
+_is_capsule = _api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 _new_capsule = _api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)

@@ -41,6 +41,7 @@ from strata.ops.conv.conv_last import (
     weight_to_last,
 )
 from strata.ops.indexing.arrange import arange, eye, linspace, tri
+from strata.ops.indexing.ensure_ids import EnsureIds
 from strata.ops.indexing.indexing import CheckedIds, Indexed, id_error, may_be_empty
 from strata.ops.linalg.matmul import MatMul
 from strata.ops.nn.attention import Attention, AttentionBackward, AttentionLse
@@ -78,6 +79,7 @@ FAMILIES = (
     "elementwise.rounding",
     "elementwise.special",
     "indexing.arrange",
+    "indexing.ensure_ids",
     "indexing.indexing",
     "indexing.moving_window",
     "indexing.scattering",

@@ -62,7 +62,10 @@ def default_passes(ctx: PassContext | None = None, choices: PassChoices | None =
     claims = ctx.claims if ctx is not None and ctx.claims is not None else frozenset()
     if "expand" in claims:
         passes += [Expand(loops="loops" in claims), Decompose()]
-    passes += [CheckIndices(every=chosen.check_indices), Simplify()]
+    passes.append(CheckIndices(every=chosen.check_indices))
+    if "expand" in claims:
+        passes.append(Expand(loops=False))  # the checks
+    passes.append(Simplify())
     if chosen.fusion:
         passes.append(ShareMatMul())
     passes += [Fold(), SplitBarriers()]

@@ -321,7 +321,8 @@ class Tensor(Residence, Operators):
             if bool(index):
                 self.assign(value)
             return
-        self.value = METHODS["setitem"](self.value, unwrap(_concrete_masks(index)), unwrap(operand(value)))
+        made = METHODS["setitem"](self.value, unwrap(_concrete_masks(index)), unwrap(operand(value)))
+        self.value = Tensor(made).value
 
     def assign(self, value: Any) -> Tensor:
         """Make this tensor stand for `value`, of the same type, from now on."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from strata.backends.base import Capabilities
+from strata.backends.checks import CHECKS
 from strata.backends.driver import DeviceDriver, Launchable, OpenStep
 from strata.backends.offload import OffloadBackend, OffloadExecutable
 from strata.backends.ordering import is_own, own_phases
@@ -22,6 +23,7 @@ from strata.core import Target, TensorType
 from strata.errors import DeviceError
 from strata.lir import Lir, Step
 from strata.mir import Node, Op
+from strata.ops import CheckedIds
 
 
 class TritonBackend(OffloadBackend):
@@ -46,7 +48,9 @@ class TritonBackend(OffloadBackend):
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
         own = takes_attention(op, types) or takes_backward(op, types) or takes_paged(op, types)
-        own = own or takes_dequant(op, types) or is_own(op) or op.name == "ensure" or self.takes_bodies(op)
+        own = own or takes_dequant(op, types) or is_own(op) or op.name in CHECKS or self.takes_bodies(op)
+        if isinstance(op, CheckedIds):  # taken apart: a kernel would leave the check out
+            return False
         return own or (super().takes(op, types) and takes_pairs(op.name, [t.dtype for t in types]))
 
     def reads_views(self, node: Node) -> bool:

@@ -28,8 +28,11 @@ class Ensure(Op):
 
     def numpy(self, x: np.ndarray, ok: np.ndarray) -> np.ndarray:
         if not ok:
-            raise RunError(self.message, code=self.code)
+            raise self.failure()
         return x
+
+    def failure(self) -> RunError:
+        return RunError(self.message, code=self.code)
 
     def jvp(self, x: Value, ok: Value, *, out: Value, dx: tuple[Value | None, ...]) -> Value | None:
         return dx[0]

@@ -13,6 +13,7 @@ from strata.ops.base.frontend import Operand, as_value, same_shape
 from strata.ops.base.movement import concat, reshape
 from strata.ops.elementwise.logic import cast, where
 from strata.ops.elementwise.numeric import clip
+from strata.ops.indexing.ensure_ids import EnsureIds
 from strata.ops.indexing.indexing import CheckedIds, check_ids, clamp_id, may_be_empty, spread, take, take_along_axis
 from strata.ops.indexing.scattering import combine
 from strata.ops.nn.attention import Attention
@@ -117,7 +118,7 @@ class PagedAttention(Op):
     def with_checks(self, *inputs: Value) -> tuple[Value, ...] | None:
         """The same with its table and positions checked, where they are not yet."""
         *arrays, table, past = inputs[:7]
-        if isinstance(past.node.op, CheckedIds) and past.node.op.what == self.name:
+        if isinstance(past.node.op, CheckedIds | EnsureIds) and past.node.op.what == self.name:
             return None
         return (self(*arrays, *self.checked(arrays[1], arrays[3], table, past), *inputs[7:]),)
 
@@ -201,7 +202,7 @@ class PagedUpdate(Op):
     def with_checks(self, *inputs: Value) -> tuple[Value, ...] | None:
         """The same with its table and positions checked, where they are not yet."""
         pool, new, table, past = inputs
-        if isinstance(past.node.op, CheckedIds) and past.node.op.what == self.name:
+        if isinstance(past.node.op, CheckedIds | EnsureIds) and past.node.op.what == self.name:
             return None
         (pages, page, _), (batch, mine), count = pool.shape, table.shape, new.shape[1]
         past = CheckedIds((mine * page - count + 1,), False, self.name, "tokens")(past)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strata.mir import Graph, Value, as_tuple
-from strata.ops import CheckedIds, CustomKernel, Indexed, PagedAttention, PagedUpdate, may_be_empty
+from strata.ops import CheckedIds, CustomKernel, EnsureIds, Indexed, PagedAttention, PagedUpdate, may_be_empty
 from strata.passes.base import Pass, PassContext, register, rewrite
 
 
@@ -32,7 +32,7 @@ class CheckIndices(Pass):
         if not isinstance(op, Indexed) or isinstance(op, CheckedIds):
             return None
         ids = inputs[op.ids_at]
-        if isinstance(ids.node.op, CheckedIds):
+        if isinstance(ids.node.op, CheckedIds | EnsureIds):
             return None
         sizes = op.id_sizes(*(x.type for x in inputs))
         kind = op.ids_are if self.every or op.ids_are == "expert" else "empty"

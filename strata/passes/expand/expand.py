@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from strata.mir import Graph, Value, toposort
 from strata.passes.base import Pass, PassContext, register, rewrite
-from strata.passes.expand import factorize, fourier, recurrences  # noqa: F401 - they fill the table
+from strata.passes.expand import bounds, factorize, fourier, recurrences  # noqa: F401 - they fill the table
 from strata.passes.expand.rules import EXPANSIONS, LOOPS
 
 ROUNDS = 8  # expansions use ops that have expansions

@@ -83,6 +83,8 @@ def taken(name: str, kind: TensorType, value: Any, home: DeviceHome, what: str) 
                 wrap = TorchResults(value, home)
             else:
                 wrap = partial(_as_library, library, type(value))
+                if not isinstance(found, DeviceArray):
+                    wrap = _from_host(wrap)
             value = found
     if isinstance(value, DeviceArray) and value.home is not home:
         raise DeviceError(
@@ -129,6 +131,15 @@ def _adopted(value: Any, home: DeviceHome) -> Any:
             f"the program runs on {home.name!r}", code="E103", place=here(),
         )  # fmt: skip
     return value
+
+
+def _from_host(wrap: Wrap) -> Wrap:
+    """Arrays of the host come back there: a library may not know the device, and a device no library."""
+
+    def wrapped(results: Sequence[Any]) -> tuple[Any, ...]:
+        return wrap([x.numpy() if isinstance(x, DeviceArray) else x for x in results])
+
+    return wrapped
 
 
 def _as_library(library: str, kind: type, results: Sequence[Any]) -> tuple[Any, ...]:

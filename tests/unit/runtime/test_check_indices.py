@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import strata as st
+from strata.backends import registry
+from strata.backends.resident import HOMES
 from strata.config import using
 from strata.errors import IndexRangeError, ShapeError
 from strata.mir import Value
+from tests.dry_cuda import dry_cuda
+from tests.fake_cuda import FakeCore, fake_backend
 
 Build = Any
 CROSS = "softmax_cross_entropy_with_logits"
@@ -27,6 +32,16 @@ CASES: dict[str, tuple[Build, Any, str]] = {
 }  # fmt: skip
 
 
+@pytest.fixture(params=["cpu", "reference", "xla", "fake_cuda", *(d for d in st.devices() if d in ("cuda", "wgpu"))])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param != "fake_cuda":
+        yield request.param
+        return
+    st.register_backend("fake_cuda", fake_backend(FakeCore()))
+    yield "fake_cuda"
+    HOMES.remove(registry._made.pop("fake_cuda").home)  # type: ignore[arg-type]
+
+
 def graph(build: Build, shape: tuple[int, ...], dtype: str = "i64") -> st.Graph:
     g = st.Graph("ids")
     x = g.input("x", (5, 3), "f32")
@@ -35,7 +50,6 @@ def graph(build: Build, shape: tuple[int, ...], dtype: str = "i64") -> st.Graph:
     return g
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 @pytest.mark.parametrize("name", CASES)
 def test_an_id_out_of_range_is_an_error(name: str, dtype: str, device: str) -> None:
@@ -52,7 +66,6 @@ def test_an_id_out_of_range_is_an_error(name: str, dtype: str, device: str) -> N
     np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_without_the_setting_an_id_is_clamped(device: str) -> None:
     build, ids, _ = CASES["gather"]
     x = np.arange(15, dtype="f4").reshape(5, 3)
@@ -69,7 +82,6 @@ def test_kernels_and_the_interpreter_clamp_alike(name: str) -> None:
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("size", [0, st.sym("n", 0, 8)], ids=["empty", "symbolic"])
 @pytest.mark.parametrize("name", ["gather", "gather_elements", "gather_nd"])
 def test_an_id_into_an_empty_axis_is_always_an_error(name: str, size: Any, device: str) -> None:
@@ -86,7 +98,6 @@ def test_an_id_into_an_empty_axis_is_always_an_error(name: str, size: Any, devic
         np.testing.assert_array_equal(made.run(feeds)[0], feeds["x"][[[0], [1]]] + 1)
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("size", [0, st.sym("n", 0, 8)], ids=["empty", "symbolic"])
 def test_what_is_scattered_into_an_empty_axis_goes_nowhere(size: Any, device: str) -> None:
     g = st.Graph("ids")
@@ -96,7 +107,6 @@ def test_what_is_scattered_into_an_empty_axis_goes_nowhere(size: Any, device: st
     assert [out.shape for out in st.Session(device).compile(g).run(feeds)] == [(0, 3)] * 3
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("dtype", ["i64", "i32", "u8"])
 @pytest.mark.parametrize(
     "loss", [st.ops.cross_entropy, st.ops.nll_loss, st.ops.softmax_cross_entropy_with_logits], ids=lambda f: f.__name__
@@ -123,7 +133,6 @@ def test_the_gradient_refuses_a_label_too() -> None:
         made.run(x=np.ones((2, 3), "f4"), labels=np.array([0, -1]), d_output=np.float32(1))
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_an_expert_that_does_not_exist_is_always_an_error(device: str) -> None:
     g = st.Graph("experts")
     x, w, ids = g.input("x", (2, 4)), g.input("w", (3, 4, 5)), g.input("ids", (2,), "i64")
@@ -133,6 +142,27 @@ def test_an_expert_that_does_not_exist_is_always_an_error(device: str) -> None:
         made.run(x=np.ones((2, 4), "f4"), w=np.ones((3, 4, 5), "f4"), ids=np.array([2, 3]))
     with pytest.raises(ShapeError, match="no experts"):
         st.ops.grouped_matmul(x, st.Graph("empty").input("w", (0, 4, 5)), ids)
+
+
+def test_ids_of_tensors_on_a_device_are_checked_when_something_is_read(device: str) -> None:
+    """Runs do not wait: the error comes with the next value that is read, whatever it is, and once."""
+    logits, row = st.ones((2, 3), device=device), st.ones((), device=device)
+    loss = st.jit(st.cross_entropy)
+    for _ in range(3):
+        assert loss(logits, st.tensor(np.array([0, 2]), device=device)).item() == pytest.approx(np.log(3))
+        with pytest.raises(IndexRangeError, match="label 3 of row 1 is outside the 3 classes"):
+            assert loss(logits, st.tensor(np.array([0, 3]), device=device)).item()
+        assert row.item() == 1.0
+
+
+def test_experts_that_are_found_among_all_need_no_check_on_a_gpu() -> None:
+    g = st.Graph("experts")
+    x, w = g.input("x", (2, 4)), g.input("w", (3, 4, 5))
+    ids = st.ops.topk(g.input("scores", (2, 3)), 1)[1]
+    g.outputs(st.ops.grouped_matmul(x, w, ids.reshape((2,))), st.ops.grouped_matmul(x, w, g.input("ids", (2,), "i64")))
+    with dry_cuda("plans"):
+        labels = [s.label for s in st.Session("plans").compile(g).lir.schedule]
+    assert sum("ensure_ids" in label for label in labels) == 1  # of the ids that are given
 
 
 def test_symbolic_sizes_and_loops_are_checked() -> None:

@@ -139,6 +139,9 @@ def test_operands_on_two_devices_are_an_error_at_the_call(device: str) -> None:
         assert "cpu" in found.value.summary
     with pytest.raises(DeviceError, match="operands are on"):
         st.jit(lambda a, b: a + b)(t, here)
+    with pytest.raises(DeviceError, match="operands are on"):
+        t[0] = here[0]
+    np.testing.assert_array_equal(t.numpy(), X)  # and is as it was
 
 
 def test_the_default_device(device: str) -> None:
@@ -323,6 +326,16 @@ def test_memory_comes_back_from_any_thread(device: str) -> None:
     assert st.memory(device).in_use <= before - 64 * 64 * 4
 
 
+def test_memory_in_a_cycle_of_references_comes_back_as_it_was(device: str) -> None:
+    for number in range(3):
+        held: list[Any] = [st.full((5,), float(number + i), device=device).realize() for i in range(3)]
+        held.append(held)
+        del held
+        gc.collect()
+        made = [st.full((5,), float(i), device=device).realize() for i in range(4)]
+        assert [t.tolist() for t in made] == [[float(i)] * 5 for i in range(4)]
+
+
 def test_memory_that_is_short_is_an_error_and_smaller_runs_work(device: str) -> None:
     f = st.jit(lambda x: (x @ x).sum(axis=0))
     small = st.ones((8, 8), device=device)
@@ -483,6 +496,29 @@ def test_state_is_updated_in_place(core: FakeCore) -> None:
         want[n] = n
         assert not [line for line in core.log if line == f"copy {want.nbytes}"]
     np.testing.assert_array_equal(c.read("cache"), want)
+
+
+def test_memory_that_another_library_refuses_comes_back(core: FakeCore) -> None:
+    t = st.tensor(X, device="fake_cuda")
+    before = st.memory("fake_cuda").in_use
+    with pytest.raises((RuntimeError, BufferError), match="device"):  # NumPy's own error
+        np.from_dlpack(t)
+    capsule = t.__dlpack__()
+    del t
+    assert st.memory("fake_cuda").in_use == before
+    del capsule
+    assert st.memory("fake_cuda").in_use == before - room_for(X.nbytes)
+
+
+def test_arrays_of_the_host_come_back_there(device: str) -> None:
+    """Also where the library has not heard of the device."""
+    torch = pytest.importorskip("torch")
+    g = st.Graph("doubled")
+    g.outputs(g.input("x", (2, 3), "f32") * 2)
+    (out,) = st.Session(device).compile(g).run(x=torch.from_numpy(X.copy()))
+    assert isinstance(out, torch.Tensor)
+    assert out.device.type == "cpu"
+    np.testing.assert_array_equal(out.numpy(), X * 2)
 
 
 def test_arrays_of_jax_and_torch_come_and_go() -> None:

@@ -38,7 +38,7 @@ def _same(e: Exporter, node: Node, xs: list[str]) -> list[str]:
     return xs
 
 
-@writes("ensure")
+@writes("ensure", "ensure_ids")
 def _ensure(e: Exporter, node: Node, xs: list[str]) -> str:
     """What is checked, without its check: ONNX has none."""
     return xs[0]
