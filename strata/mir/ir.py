@@ -234,7 +234,7 @@ def _same(a: Any, b: Any) -> bool:
         return True
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_same, a, b))
-    return bool(a == b) and (bool(a) or not isinstance(a, float) or str(a) == str(float(b)))
+    return bool(a == b) and (not isinstance(a, float) or bool(a) or str(a) == str(float(b)))
 
 
 def _refuse(self: Op, name: str, value: object = None) -> NoReturn:

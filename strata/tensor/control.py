@@ -188,10 +188,10 @@ def _one_each(given: Any, args: Any, structure: Any, what: str) -> list[Value | 
 
 
 def custom_vjp(fn: Callable[..., Any]) -> CustomDerivative:
-    """A function whose gradient is set by `fn.defvjp(...)`."""
+    """A function whose gradient is set by `fn.defvjp(...)`; tangents follow `fn`, unless `fn.defjvp` is set, too."""
     return CustomDerivative(fn)
 
 
 def custom_jvp(fn: Callable[..., Any]) -> CustomDerivative:
-    """A function whose tangent is set by `fn.defjvp(...)`."""
+    """A function whose tangent is set by `fn.defjvp(...)`; gradients follow `fn`, unless `fn.defvjp` is set, too."""
     return CustomDerivative(fn)

@@ -321,5 +321,8 @@ REGRESSIONS: dict[str, Program] = {
     "a remainder by infinity": program(
         leaf(bf16, data=[1.0, np.inf]), steps=[Step("subtract", (V[0], -np.inf)), Step("remainder", (V[1], np.inf))]
     ),
+    "one product of the smallest numbers": program(
+        leaf(bf16, 32, "n", data=[[9e-41], [3.0], [-9e-41], [1.5]] * 8), steps=[Step("use:gram", (V[0], False))], n=1
+    ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
 }  # fmt: skip

@@ -93,3 +93,20 @@ def test_as_many_digits_as_torch(mean: float, spread: float, length: int, rng: n
     theirs = torch.nn.functional.layer_norm(torch.from_numpy(x), (length,)).numpy()
     ours = compiled(ops.layer_norm, x)
     assert np.abs(ours - want).max() <= max(1.5 * np.abs(theirs - want).max(), 2e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_many_rows(device: str, axis: int, rng: np.random.Generator) -> None:
+    """Sums of very many terms, along whichever axis, on every device."""
+    x = (rng.random((200_000, 2)) + 1).astype(np.float32)
+    x = x if axis == 0 else np.ascontiguousarray(x.T)
+    g = Graph("many")
+    v = g.input("x", x.shape, "f32")
+    g.outputs(ops.sum(v, axis=axis), ops.mean(v, axis=axis), ops.var(v, axis=axis), ops.cumsum(v, axis=axis))
+    total, mean, var, running = Session(device).compile(g).run(x=x)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(total, wide.sum(axis), rtol=2e-6)
+    np.testing.assert_allclose(mean, wide.mean(axis), rtol=2e-6)
+    np.testing.assert_allclose(var, wide.var(axis), rtol=4e-6)
+    np.testing.assert_allclose(running, wide.cumsum(axis), rtol=2e-6)

@@ -185,6 +185,16 @@ def test_extreme_logits_stay_finite() -> None:
     np.testing.assert_allclose(slope, [1, -1, 0], atol=1e-6)
 
 
+def test_certain_probabilities_have_slopes() -> None:
+    """Right ones and wrong ones: a sigmoid that is rounded to 0 or 1 does not end a training."""
+    target = np.float32([0, 1, 0, 1, 1])
+    got, slope = value_and_gradient(
+        lambda x: ops.binary_cross_entropy(x, constant(target), reduction="none"), np.float32([0, 0, 1, 1, 1e-20])
+    )
+    np.testing.assert_allclose(got, [0, 100, 100, 0, np.log(1e20)], rtol=1e-6)
+    np.testing.assert_allclose(slope, [1, -1e12, 1e12, -1, -1e12], rtol=1e-6)
+
+
 def test_unknown_reductions_and_shapes_are_refused() -> None:
     x, y = placeholder("x", f32[3]), placeholder("y", f32[4])
     with pytest.raises(OptionError, match="reduction is 'mean', 'sum' or 'none', got 'avg'"):

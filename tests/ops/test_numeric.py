@@ -81,6 +81,11 @@ def test_hypot_and_logaddexp_do_not_overflow() -> None:
     np.testing.assert_array_equal(gx, [0, 0])
 
 
+def test_the_exponent_of_what_is_no_number_has_no_derivative() -> None:
+    _, gy = gradients(ops.power, [np.array([np.nan, 0.0, -1.0, np.e]), np.full(4, 2.0)], np.ones(4))
+    np.testing.assert_allclose(gy, [np.nan, 0, 0, np.e**2])
+
+
 def test_bits() -> None:
     x = np.array([0, 1, -1, 255, -256, 2**31 - 1, -(2**31)], np.int32)
     np.testing.assert_array_equal(run(ops.bitwise_count, x), np.bitwise_count(x))
@@ -89,6 +94,8 @@ def test_bits() -> None:
     )
     a, b = np.array([4, -6, 0, 3]), np.array([6, 4, 5, 7])
     np.testing.assert_array_equal(run(ops.lcm, a, b), np.lcm(a, b))
+    ends = np.array([-128, -127, -3, 2, 64, 126, 127], np.int8)  # multiples wrap
+    np.testing.assert_array_equal(run(ops.lcm, ends[:, None], ends), np.lcm(ends[:, None], ends))
     np.testing.assert_array_equal(run(ops.signbit, np.array([0.0, -0.0, -3.0, 2.0])), [False, True, True, False])
     np.testing.assert_array_equal(run(ops.signbit, a), a < 0)
 

@@ -117,8 +117,23 @@ def test_interpolate_smooth(mode: str, rank: int, align: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_interpolate_antialias(mode: str) -> None:
-    for size in ((2, 3), (8, 2), (3, 11)):
-        check_against_torch(2, size=size, mode=mode, antialias=True)
+    for size in ((2, 3), (8, 2), (3, 11), (1, 1), (5, 6)):
+        for align in (False, True):
+            check_against_torch(2, size=size, mode=mode, antialias=True, align_corners=align)
+
+
+@pytest.mark.parametrize(
+    ("mode", "rank"),
+    [("nearest", 1), ("nearest", 2), ("nearest", 3), ("nearest-exact", 2), ("linear", 1), ("bilinear", 2),
+     ("trilinear", 3), ("bicubic", 2)],
+)  # fmt: skip
+def test_a_scale_that_keeps_or_doubles_a_size(mode: str, rank: int) -> None:
+    """Values only: torch's gradients are not those of its values here."""
+    x = RNG.standard_normal((2, 2, *(5, 6, 4)[:rank]))
+    for antialias in (False, True) if mode in ("bilinear", "bicubic") else (False,):
+        for scale in ((1.1, 2.1, 1.2), (2.19, 1.15, 2.2)):
+            options = {"scale_factor": scale[:rank], "mode": mode, "antialias": antialias}
+            close(ops.interpolate(constant(x), **options), F.interpolate(torch.tensor(x), **options))
 
 
 def test_resize_2x_with_batch_3_equals_torch_and_its_gradient_is_a_sum_pool_case_97() -> None:

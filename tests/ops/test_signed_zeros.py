@@ -10,8 +10,9 @@ import pytest
 
 import strata as st
 from strata import ops
-from strata.core import as_dtype
+from strata.core import as_dtype, dim_min
 from strata.mir import Graph
+from strata.ops.base.movement import Pad
 from strata.runtime import Session
 
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray]]] = {
@@ -57,3 +58,14 @@ def test_leading_negative_zeros_of_a_running_sum(length: int) -> None:
                 y = ops.cumsum(g.input("x", (known,), "f32"), axis=0, exclusive=exclusive, reverse=reverse)
                 got = np.asarray(Session("cpu").compile(g.outputs(y)).run(x=x)[0])
                 np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+def test_zeros_that_differ_make_different_ops_beside_sizes_that_are_not_known() -> None:
+    """Whether an open size is 0 is nobody's question there."""
+
+    def padded(value: float) -> Any:
+        n = st.sym("n", 0, 64)
+        return Pad((0,), (n - dim_min(1, n),), (0,), value)
+
+    assert padded(0.0) == padded(0.0)
+    assert padded(0.0) != padded(-0.0)

@@ -347,8 +347,8 @@ class Power(Arithmetic):
         if x.dtype.is_complex:
             base = METHODS["where"](METHODS["equal"](x, zero), one, x)
             return slope, METHODS["where"](METHODS["equal"](x, zero), zero, out * METHODS["log"](base))
-        positive = x > zero
-        return slope, METHODS["where"](positive, out * METHODS["log"](METHODS["where"](positive, x, one)), zero)
+        flat = x <= zero
+        return slope, METHODS["where"](flat, zero, out * METHODS["log"](METHODS["where"](flat, one, x)))
 
     def scalar(self, k: KernelBuilder, x: Expr, y: Expr) -> Expr:
         from strata.kernel import Const

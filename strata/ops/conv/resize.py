@@ -425,17 +425,29 @@ def interpolate(
             wanted = [math.floor(n.__index__() * s) for n, s in zip(value.shape[2:], wanted, strict=True)]
         return METHODS["adaptive_avg_pool"](value, tuple(wanted))
     for axis, want in enumerate(wanted, 2):
-        exact = size is None and not recompute_scale_factor and not align_corners
         have = value.shape[axis]
         if isinstance(have, SymExpr):
             times = int(want) if size is None and want == int(want) else 0
             value = _symbolic_nearest(value, axis, times, mode.removesuffix("-exact"), "asymmetric", "floor")
             continue
         target = int(want) if size is not None else math.floor(have * want)
+        given_scale = None if size is not None or recompute_scale_factor else float(want)
         value = _resample(
-            value, axis, target, scale=float(want) if exact else 0.0, **_torch_rule(mode, align_corners, antialias)
-        )
+            value, axis, target, scale=_torch_scale(have, target, given_scale, mode, rank, align_corners, antialias),
+            **_torch_rule(mode, align_corners, antialias),
+        )  # fmt: skip
     return value
+
+
+def _torch_scale(
+    have: int, target: int, given: float | None, mode: str, rank: int, align_corners: bool | None, antialias: bool
+) -> float:
+    """By how much an axis grows, 0 where its sizes say so: torch takes a given factor where something changes."""
+    if align_corners:  # with antialias, torch takes the step between corners and keeps the centres of elements
+        return 0.0 if not antialias else (target - 1) / (have - 1) if min(have, target) > 1 else math.inf
+    kept = target == have and (mode in ("linear", "bilinear", "trilinear") or antialias)
+    doubled = mode == "nearest" and rank == 2 and target in (have, 2 * have)
+    return 0.0 if given is None or kept or doubled else given
 
 
 def _torch_rule(mode: str, align_corners: bool | None, antialias: bool) -> dict[str, Any]:
@@ -445,7 +457,7 @@ def _torch_rule(mode: str, align_corners: bool | None, antialias: bool) -> dict[
         return {"mode": "nearest", "transform": "half_pixel", "rounding": "round_prefer_ceil"}
     return {
         "mode": "cubic" if mode == "bicubic" else "linear",
-        "transform": "align_corners" if align_corners else "half_pixel",
+        "transform": "align_corners" if align_corners and not antialias else "half_pixel",
         "cubic_a": -0.5 if antialias else -0.75,
         "exclude_outside": antialias,
         "antialias": antialias,

@@ -276,9 +276,9 @@ def gcd(x: Operand, y: Operand) -> Value:
 
 @function()
 def lcm(x: Operand, y: Operand) -> Value:
-    """The least common multiple of integers, never negative; 0 if either is 0."""
-    a, b = promoted(x, y)
-    return METHODS["abs"](METHODS["trunc_divide"](a, Gcd()(a, b)) * b)
+    """The least common multiple of integers, not negative but where it wraps; 0 if either is 0."""
+    a, b = (METHODS["abs"](v) for v in promoted(x, y))
+    return METHODS["trunc_divide"](a, Gcd()(a, b)) * b
 
 
 @function("bit_count")

@@ -12,7 +12,7 @@ from strata.ops.base.elementwise import maximum
 from strata.ops.base.frontend import Operand, as_value, promoted, same_shape, to_inexact
 from strata.ops.base.movement import broadcast_to, insert_axis, moveaxis
 from strata.ops.elementwise.activation import log_sigmoid, softplus
-from strata.ops.elementwise.logic import cast, equal, not_equal, rounded_once, where
+from strata.ops.elementwise.logic import cast, equal, not_equal, rounded_once, stop_gradient, where
 from strata.ops.elementwise.math import exp, log, sqrt
 from strata.ops.elementwise.rounding import abs_
 from strata.ops.indexing.indexing import CheckedIds, check_ids
@@ -338,14 +338,21 @@ def binary_cross_entropy_with_logits(
     return _reduced(loss if weight is None else loss * weight, reduction, "binary_cross_entropy_with_logits")
 
 
+def _bounded_log(x: Value) -> Value:
+    """log x from -100 on, whose slope is that of a straight line below 1e-12: a certain mistake has a gradient, too."""
+    low = x < 1e-12
+    line = stop_gradient(maximum(log(x), -100.0)) + (x - stop_gradient(x)) * 1e12
+    return where(low, line, log(where(low, 1.0, x)))
+
+
 @function("bce")
 @rounded_once
 def binary_cross_entropy(
     x: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = "mean"
 ) -> Value:
-    """-(t log x + (1 - t) log(1 - x)); logarithms stop at -100."""
+    """-(t log x + (1 - t) log(1 - x)); logarithms stop at -100, their slopes at 1e12."""
     a, t = _pair(x, target, "binary_cross_entropy")
-    loss = -(t * maximum(log(a), -100.0) + (1.0 - t) * maximum(log(1.0 - a), -100.0))
+    loss = -(t * _bounded_log(a) + (1.0 - t) * _bounded_log(1.0 - a))
     return _reduced(loss if weight is None else loss * weight, reduction, "binary_cross_entropy")
 
 

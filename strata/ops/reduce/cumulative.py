@@ -12,7 +12,7 @@ from strata.ops.base.along_axis import AlongAxis
 from strata.ops.base.creation import zeros_like
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.base.movement import Pad, broadcast_to, flatten, narrow
-from strata.ops.reduce.reduce import summable
+from strata.ops.reduce.reduce import summable, summed_in
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View
@@ -42,7 +42,8 @@ class Running(AlongAxis):
     def numpy(self, x: np.ndarray) -> np.ndarray:
         order = np.flip(x, self.axis) if self.reverse else x
         ufunc = np.add if self.kind == "sum" else np.multiply
-        out = ufunc.accumulate(order, axis=self.axis, dtype=x.dtype)
+        dtype = summed_in(x, x.shape[self.axis]) if self.kind == "sum" else x.dtype
+        out = ufunc.accumulate(order, axis=self.axis, dtype=dtype).astype(x.dtype, copy=False)
         if self.exclusive:
             out = np.roll(out, 1, self.axis)
             np.moveaxis(out, self.axis, 0)[:1] = self.start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder, View
 
 Axes = int | Sequence[int] | None
+
+MANY = 1024  # terms of a sum
+
+
+def summed_in(x: np.ndarray, terms: int) -> np.dtype[Any]:
+    """The type that NumPy adds up in: wide where there are many terms, as it adds them one by one."""
+    wide = {"f": np.float64, "c": np.complex128}.get(x.dtype.kind)
+    return x.dtype if wide is None or terms <= MANY else np.dtype(wide)
 
 
 class Reduction(UnaryOp):
@@ -75,7 +84,10 @@ class ReduceSum(Reduction):
     kind = "sum"
 
     def numpy(self, x: np.ndarray) -> np.ndarray:
-        return x.sum(self.axes, dtype=x.dtype) if self.axes else x
+        if not self.axes:
+            return x
+        made = x.sum(self.axes, dtype=summed_in(x, math.prod(x.shape[a] for a in self.axes)))
+        return np.asarray(made, x.dtype)
 
     def jvp(self, x: Value, *, out: Value, dx: Value) -> Value:
         return self(dx)

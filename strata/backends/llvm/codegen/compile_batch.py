@@ -59,7 +59,7 @@ def emitted(
     """A kernel as a convolution, a matmul, a pool, or loops; beside it, loops for sizes of 1 that change its order."""
     usage, module = _general(kernel, target, step, kept, convolves, in_loop)
     slides = convolves or (step is not None and step.has_slides)
-    for where, single in () if slides else single_sizes(kernel, kept):
+    for where, single in () if slides else single_sizes(kernel, kept, target):
         usage = _or_single(usage, single, where, target, module)
     return usage, module
 

@@ -6,7 +6,8 @@
     the same where n is at most 3           one row: all of x
 
 A program whose sizes were known has the second form, whatever it was made from. So a kernel with symbols has loops for
-such a case beside it, where its own order is another one.
+such a case beside it, where its own order is another one. A sum of one product of bf16 is such a case, too: loops keep
+the smallest numbers, which instructions that multiply pairs take for zero.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from strata.backends.llvm.gemm.match import along_kernel, find_matmul, read_along, single_terms
-from strata.core import Dim, SizeCall, Symbol, SymExpr, dim_max, dim_min, dim_prod, substitute, sym
+from strata.backends.llvm.gemm.arith import GemmArithmetic
+from strata.backends.llvm.gemm.match import MatrixKernel, along_kernel, find_matmul, read_along, single_terms
+from strata.core import Dim, SizeCall, Symbol, SymExpr, Target, bf16, dim_max, dim_min, dim_prod, substitute, sym
 from strata.kernel import Axis, Const, Expr, Kernel, Load, Reduce, all_axes, ordered, postorder, with_nodes, with_sizes
 
 MOST_CASES = 9  # of all sizes together: others keep the order that they have
 
 
-def single_sizes(kernel: Kernel, kept: frozenset[str]) -> list[tuple[Dim, Kernel]]:
+def single_sizes(kernel: Kernel, kept: frozenset[str], target: Target) -> list[tuple[Dim, Kernel]]:
     """Where a case holds (1, else 0), and the kernel for it, for all cases in which it sums in another order."""
-    if kernel.schedule or not kernel.symbols() or not _may_differ(kernel):
+    if kernel.schedule or not kernel.symbols() or not (_may_differ(kernel) or _has_pairs(kernel, target)):
         return []
     cases = [_cases(kernel, s) for s in kernel.symbols().values()]
     if prod(map(len, cases)) > MOST_CASES:
@@ -36,7 +38,7 @@ def single_sizes(kernel: Kernel, kept: frozenset[str]) -> list[tuple[Dim, Kernel
         if all(c.is_general for c in chosen):
             continue
         other = _spread(with_sizes(kernel, lambda d, sizes=sizes: substitute(d, sizes)))  # type: ignore[misc]
-        if _orders(kernel, kept, sizes) != _orders(other, kept, {}):
+        if _orders(kernel, kept, target, sizes) != _orders(other, kept, target, {}):
             found.append((dim_prod([c.where for c in chosen]), _in_its_order(other, kept)))
     return found
 
@@ -90,12 +92,23 @@ def _may_differ(kernel: Kernel) -> bool:
     return False
 
 
-def _orders(kernel: Kernel, kept: frozenset[str], sizes: Mapping[str, Dim]) -> list[tuple[str, Dim]]:
+def _has_pairs(kernel: Kernel, target: Target) -> bool:
+    """Whether it multiplies bf16 in pairs, of which there is one where a symbolic size is 1."""
+    matrix = find_matmul(kernel)
+    return matrix is not None and not isinstance(matrix.inner.extent, int) and _multiplies_pairs(matrix, target)
+
+
+def _multiplies_pairs(matrix: MatrixKernel, target: Target) -> bool:
+    is_bf16 = matrix.a.dtype is bf16 and matrix.b.dtype is bf16
+    return is_bf16 and GemmArithmetic(bf16, bf16, matrix.sums.dtype, target).is_half_dot
+
+
+def _orders(kernel: Kernel, kept: frozenset[str], target: Target, sizes: Mapping[str, Dim]) -> list[tuple[str, Dim]]:
     """The orders of its sums, and how many terms each has: for some sizes, if they are given."""
     matrix = find_matmul(kernel)
     if matrix is not None and matrix.columns is not None and matrix.sums.sums_products:
         along, count = (substitute(d, sizes) for d in (read_along(matrix, kept), matrix.inner.extent))
-        return [("dot" if along == 1 else "products", count)] if count != 1 else []
+        return [("dot" if along == 1 else "products", count)] if count != 1 or _multiplies_pairs(matrix, target) else []
     sums = [n for n in postorder(ordered(kernel).roots) if isinstance(n, Reduce) and n.order]
     terms = [(n.order, substitute(dim_prod([a.extent for a in n.axes]), sizes)) for n in sums]
     return [(order, count) for order, count in terms if count != 1]
