@@ -24,6 +24,7 @@ import numpy as np
 import strata as st
 from benchmarks.gpu_models import GPT2, Model, OnTorch, gpt2_step, gpt2_step_in_torch, gpt2_weights, models
 from strata import ops
+from strata.backends.checks import CHECKS, NUMBERS
 from strata.backends.triton.backend import PlannedBackend, rendered_step
 from strata.backends.triton.codegen.render import Rendered, render
 from strata.backends.triton.launch.calls import DriverCalls, PreparedLaunch
@@ -213,6 +214,9 @@ def planned(programs: Programs, graph: Graph, feeds: dict[str, Any], options: An
         if step.kernel is not None:
             rendered.append(render(step.kernel, programs.gpu))
             continue
+        if step.name in CHECKS:
+            rendered.append(render(CHECKS[step.name][0](), programs.gpu))
+            continue
         made_step = rendered_step(step, programs.gpu)
         assert made_step is not None, f"{step.name} would run on the host"
         rendered.append(made_step)
@@ -235,6 +239,9 @@ def planned(programs: Programs, graph: Graph, feeds: dict[str, Any], options: An
             )
     launches = []
     for step, made in zip(lir.schedule, rendered, strict=True):
+        if step.name in CHECKS:
+            launches += checked(programs, made, [memory[n] for n in (*step.inputs, *step.outputs)])
+            continue
         inside = [b.name for b in made.kernel.buffers]
         outside = [*step.inputs, *step.outputs]
         launch = programs.launcher(made, dict(zip(inside, (memory[n] for n in outside), strict=True)))
@@ -249,6 +256,17 @@ def planned(programs: Programs, graph: Graph, feeds: dict[str, Any], options: An
 
     counted = [r for s, r in zip(lir.schedule, rendered, strict=True) if s.phase != "prologue"]
     return Planned(lir, memory, run, sum(len(r.programs) for r in counted))
+
+
+def checked(programs: Programs, note: Rendered, operands: list[Any]) -> list[Callable[[], Any]]:
+    """A check of what a device found: it is noted, and the value is copied."""
+    torch = torch_()
+    x, found, out = operands
+    noted = torch.zeros(NUMBERS, dtype=torch.int64, device="cuda")
+    names = [b.name for b in note.kernel.buffers]
+    copied = x.flatten().view(torch.int8)
+    launch = programs.launcher(note, dict(zip(names, (found, noted, noted), strict=True)))
+    return [launch, lambda: out.flatten()[: copied.numel()].copy_(copied)]
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
