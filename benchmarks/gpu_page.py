@@ -1,4 +1,9 @@
-"""`python -m benchmarks.gpu_page rows.json docs/benchmarks-gpu.md`: the page of the GPU rows, losses first."""
+"""The page of the GPU rows, losses first, and a picture of them beside it.
+
+    python -m benchmarks.gpu_page rows.json docs/benchmarks-gpu.md [earlier.json]
+
+Peers that were not run this time have the times of an earlier run, if its rows are given, and the page says so.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,8 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from benchmarks.report import Bar, bars
 
 HEAD = """# Benchmarks on a GPU
 
@@ -15,8 +22,13 @@ process, in turns, on the same random data. JAX is timed by the clock over ten c
 best peer's time over strata's: above 1, strata is faster. "Of the limit" is the larger of the shares of the copy
 bandwidth (4.1 TB/s) and of cuBLAS's best rate in bf16 (790 TFLOP/s). First calls include compiling.
 
-Rows are sorted: losses first.
+Rows are sorted: losses first.{earlier}
+
+![shares of the best peer](benchmarks-gpu.svg)
 """
+EARLIER = """ Columns of torch.compile and JAX are of an earlier run on the same kind of card, whose clock moves by
+a few percent with its heat."""
+PEERS = ("torch_compile_ms", "torch_compile_first_s", "jax_ms")
 
 
 def cell(value: Any) -> str:
@@ -76,10 +88,31 @@ NOTES = {
 }
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def with_earlier(rows: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with peers of an earlier run where this one has none."""
+    before = {r["work"]: r for r in earlier if "work" in r}
+    made = []
+    for row in rows:
+        peers = {k: v for k, v in before.get(row.get("work"), {}).items() if k in PEERS}
+        full = {**peers, **row}
+        if "strata_ms" in full:
+            times = [full[k] for k in ("torch_ms", "torch_compile_ms", "jax_ms") if k in full]
+            full["of_best_peer"] = min(times) / full["strata_ms"]
+        made.append(full)
+    return made
+
+
+def picture(rows: list[dict[str, Any]]) -> str:
+    groups: dict[str, list[Bar]] = {}
+    for row in sorted((r for r in rows if "of_best_peer" in r), key=lambda r: r["of_best_peer"]):
+        groups.setdefault(TITLES[row["group"]], []).append((row["work"], row["of_best_peer"], ""))
+    return bars({title: groups[title] for title in TITLES.values() if title in groups})
+
+
+def page(rows: list[dict[str, Any]], *, has_earlier: bool = False) -> str:
     about = rows[0]
     found = [r for r in rows[1:] if "of_best_peer" in r]
-    parts = [HEAD.format(device=about["device"], torch=about["torch"])]
+    parts = [HEAD.format(device=about["device"], torch=about["torch"], earlier=EARLIER if has_earlier else "")]
     for group, title in TITLES.items():
         mine = [r for r in found if r["group"] == group]
         if mine:
@@ -94,8 +127,12 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    source, target = sys.argv[1:]
-    Path(target).write_text(page(json.loads(Path(source).read_text())), encoding="utf-8")
+    source, target, *earlier = map(Path, sys.argv[1:])
+    rows = json.loads(source.read_text())
+    if earlier:
+        rows = with_earlier(rows, json.loads(earlier[0].read_text()))
+    target.write_text(page(rows, has_earlier=bool(earlier)), encoding="utf-8")
+    target.with_suffix(".svg").write_text(picture(rows), encoding="utf-8")
     return 0
 
 

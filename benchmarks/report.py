@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from benchmarks.registry import CONTENDERS
@@ -202,11 +203,20 @@ def _reason(r: Result) -> str:
 
 
 def picture(run: dict[str, Any]) -> str:
-    """Ratios as bars on a logarithmic scale, by group; the line is 1."""
+    """Ratios of a run as bars."""
     results = [r for r in run["results"] if "error" not in r and ratio(r) is not None]
-    groups: dict[str, list[Result]] = {}
-    for r in results:
-        groups.setdefault(r["group"], []).append(r)
+    groups: dict[str, list[Bar]] = {}
+    for r in sorted(results, key=lambda r: (r["workload"], r["threads"])):
+        groups.setdefault(r["group"], []).append((f"{r['workload']}, {r['threads']}T", ratio(r) or 1, best_peer(r)))
+    order = dict.fromkeys(r["group"] for r in results)
+    return bars({name: groups[name] for name in order})
+
+
+Bar = tuple[str, float, str]  # what was measured, a ratio, and what stands behind it
+
+
+def bars(groups: Mapping[str, Sequence[Bar]]) -> str:
+    """Ratios as bars on a logarithmic scale, by group; the line is 1."""
     left, width, step = 300, 420, 13
     lines, y = [], 30
 
@@ -215,16 +225,14 @@ def picture(run: dict[str, Any]) -> str:
 
     for name, members in groups.items():
         y += 10
-        lines.append(f'<text x="8" y="{y}" font-weight="bold">{name}</text>')
+        lines.append(f'<text x="8" y="{y}" font-weight="bold">{escape(name)}</text>')
         y += 6
-        for r in sorted(members, key=lambda r: (r["workload"], r["threads"])):
-            value = ratio(r) or 1
+        for label, value, note in members:
             a, b = sorted((place(1), place(value)))
             colour = "#2a7f62" if value >= 1 else "#b5482f"
-            label = f"{r['workload']}, {r['threads']}T".replace("&", "&amp;").replace("<", "&lt;")
-            lines.append(f'<text x="{left - 6}" y="{y + 9}" text-anchor="end">{label}</text>')
+            lines.append(f'<text x="{left - 6}" y="{y + 9}" text-anchor="end">{escape(label)}</text>')
             lines.append(f'<rect x="{a:.1f}" y="{y + 1}" width="{max(b - a, 1):.1f}" height="9" fill="{colour}"/>')
-            lines.append(f'<text x="{left + width + 8}" y="{y + 9}">{value:.2f} {best_peer(r)}</text>')
+            lines.append(f'<text x="{left + width + 8}" y="{y + 9}">{value:.2f} {escape(note)}</text>')
             y += step
     size = f'width="{left + width + 120}" height="{y + 10}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="10">'
@@ -233,15 +241,4 @@ def picture(run: dict[str, Any]) -> str:
         f'<text x="{place(v):.1f}" y="20" text-anchor="middle">{v:g}</text>'
         for v in (0.25, 0.5, 1, 2, 4, 8)
     ]
-    return (
-        "\n".join(
-            [
-                head,
-                '<rect width="100%" height="100%" fill="#fff"/>',
-                *marks,
-                *lines,
-                "</svg>",
-            ]
-        )
-        + "\n"
-    )
+    return "\n".join([head, '<rect width="100%" height="100%" fill="#fff"/>', *marks, *lines, "</svg>"]) + "\n"
