@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from strata.arguments import untouched
-from strata.core import f32, f64, i32, i64, sym
+from strata.core import f32, f64, i32, i64, sym, u32
 from strata.mir import Graph, Value, constant
 from strata.models.cached import ROW
 from strata.models.weights import ops
@@ -112,20 +112,21 @@ def _total(x: Value) -> Value:
 
 
 def _ordered(x: Value) -> Value:
-    """Whole numbers from 0 to 2**32 in the order of floats, i64[B, V]."""
-    bits = ops.bitcast(ops.where(ops.equal(x, 0.0), 0.0, x), i32)  # -0.0 is 0.0
-    return ops.cast(ops.where(bits >= 0, bits, bits ^ 0x7FFFFFFF), i64) + (1 << (BITS - 1))
+    """Whole numbers in the order of floats, u32[B, V]."""
+    bits = ops.bitcast(ops.where(ops.equal(x, 0.0), 0.0, x), u32)  # -0.0 is 0.0
+    sign = np.uint32(1 << (BITS - 1))
+    return ops.where(bits < sign, bits ^ sign, ~bits)
 
 
 def _edge(keys: Value, sizes: Value, goal: Value) -> Value:
-    """The largest number so that the sizes of all keys that are not below it reach a goal, i64[B, 1]."""
-    none = ops.cast(ops.zeros_like(goal), i64)
+    """The largest number so that the sizes of all keys that are not below it reach a goal, u32[B, 1]."""
+    none = ops.cast(ops.zeros_like(goal), u32)
 
     def decide(found: Value, bit: Value) -> tuple[Value, tuple[()]]:
         tried = found + bit
         enough = _total(ops.where(keys >= tried, sizes, 0.0)) >= goal
         return ops.where(enough, tried, found), ()
 
-    bits = constant(np.left_shift(1, np.arange(BITS)[::-1], dtype=np.int64))
+    bits = constant(np.left_shift(np.uint32(1), np.arange(BITS, dtype=np.uint32)[::-1]))
     last, _ = ops.scan(decide, none, bits)
     return last
