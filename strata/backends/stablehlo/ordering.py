@@ -171,3 +171,12 @@ def _ensure(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
     x, holds = xs
     w.fail_if(w.b.same("not", holds))
     return x
+
+
+@rule("ensure_ids")
+def _ensure_ids(w: Writer, op: Any, xs: Sequence[Hlo]) -> Results:
+    """Ids as they are; the run fails where what was found tells of one."""
+    ids, found = xs
+    first = w.b.cut(found, 0, 0, 1)
+    w.fail_if(any_of(w.b, w.b.compare("NE", first, w.b.like(0, first))))
+    return ids

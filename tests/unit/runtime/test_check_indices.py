@@ -190,3 +190,15 @@ def test_symbolic_sizes_and_loops_are_checked() -> None:
 def test_lazy_tensors_are_checked() -> None:
     with using(check_indices=True), pytest.raises(IndexRangeError, match="id 5 is outside"):
         st.tensor(np.zeros((5, 300, 300), "f4")).gather(st.tensor(np.array([0, 5]))).numpy()
+
+
+def test_what_was_found_about_ids_is_an_error_on_every_device(device: str) -> None:
+    g = st.Graph("found")
+    ids, found = g.input("ids", (3,), "i64"), g.input("found", (4,), "i64")
+    g.outputs(st.ops.EnsureIds(wrap=False, what="gather", kind="id")(ids, found) + 1)
+    made, given = st.Session(device).compile(g), np.array([4, 0, 9])
+    assert device in ("cpu", "reference", "wgpu") or made.host_steps == []
+    (out,) = made.run(ids=given, found=np.zeros(4, np.int64))
+    np.testing.assert_array_equal(out, given + 1)
+    with pytest.raises(IndexRangeError, match=r"gather: id 9 is outside 0\.\.4"):
+        made.run(ids=given, found=np.array([1, 2, 9, 5]))
