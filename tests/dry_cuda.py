@@ -21,7 +21,7 @@ from strata.lir import Lir
 class DryDriver(DeviceDriver):
     """Takes every kernel, and runs none. What is read is 0."""
 
-    has_parts = has_guards = True
+    has_parts = has_arena = has_guards = True
 
     def __init__(self) -> None:
         super().__init__()

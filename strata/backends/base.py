@@ -206,6 +206,8 @@ class Capabilities:
     """Names of the element types that it holds; None: all."""
     narrow_matmuls: frozenset[str] = frozenset()
     """Names of the floats of 16 bits in which matmuls and attention are much faster than in f32."""
+    most_buffers: int | None = None
+    """Buffers that one kernel can read and write; None: any number."""
     recompute_cost: int = 6
     """Cost of a value's scalar functions up to which its readers compute it again rather than load it."""
     host_steps: bool = True

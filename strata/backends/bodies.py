@@ -34,7 +34,6 @@ from strata.kernel import Axis, Buffer, Const, Kernel, Load, Store, apply, size
 from strata.lir import Lir, may_take_over
 from strata.mir import leaf_name
 
-ROW_ALIGNMENT = 16  # bytes that addresses are multiples of, as kernels are told
 _WORDS: dict[int, DType] = {1: u8, 2: u16, 4: u32, 8: u64}
 
 

@@ -72,7 +72,10 @@ class DeviceDriver(ABC):
     in_place: bool = False
     """Whether a kernel may write the buffer that it reads, element by element."""
     has_parts: bool = False
-    """Whether kernels take memory anywhere in a buffer: scratch memory is then one arena with planned offsets."""
+    """Whether kernels take memory inside of a buffer, from a multiple of `alignment` bytes on."""
+    alignment: int = 16
+    has_arena: bool = False
+    """Whether scratch memory is one buffer with planned offsets, in which memory is also copied."""
     has_guards: bool = False
     """Whether kernels can be guarded by a flag in memory: branches and loops then run without values coming down."""
 

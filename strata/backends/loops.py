@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from strata.backends.bodies import ROW_ALIGNMENT, Body, launches_in, round_up
+from strata.backends.bodies import Body, launches_in, round_up
 from strata.backends.driver import Launchable
-from strata.backends.recipe import FLAG_BYTES, Action, MovingRow, Operand, RepeatedBlock, Turns, guarded, number
+from strata.backends.recipe import Action, MovingRow, Operand, RepeatedBlock, Turns, guarded, number
 from strata.mir import Node
 
 UNROLLED = 4096  # launches of a scan that are one sequence
@@ -37,6 +37,7 @@ class Control(Launchable):
         self.op: Any = node.op
         self.node, self.bodies = node, bodies
         self.mover = bodies[0].mover
+        self.alignment = self.mover.driver.alignment  # of rows and of flags, which kernels take as arguments
         self.constants: Mapping[str, np.ndarray] = {
             f"{i}:{name}": array for i, body in enumerate(bodies) for name, array in body.constants.items()
         }
@@ -46,7 +47,7 @@ class Control(Launchable):
     def scratch(self, sizes: Sizes) -> Sequence[int]:
         layout = _StepMemory(None)
         self.place(layout, sizes)
-        return [max(layout.top, ROW_ALIGNMENT)]
+        return [max(layout.top, self.alignment)]
 
     def actions(self, operands: tuple[Operand, ...], sizes: Sizes, kept: Mapping[str, Operand]) -> list[Action]:
         count = len(self.node.inputs)
@@ -86,9 +87,8 @@ class _StepMemory:
 class _TurnRows:
     """Rows of an array along its first axis, one for each turn."""
 
-    def __init__(self, place: Operand, count: int, width: int, spread: Operand | None) -> None:
-        self.place, self.count, self.width, self.spread = place, count, width, spread
-        self.stride = width if spread is None else round_up(width, ROW_ALIGNMENT)
+    def __init__(self, place: Operand, count: int, width: int, stride: int, spread: Operand | None) -> None:
+        self.place, self.count, self.width, self.stride, self.spread = place, count, width, stride, spread
 
     def at(self, row: int) -> Operand:
         base = self.place if self.spread is None else self.spread
@@ -110,8 +110,8 @@ class ScanLoop(Control):
         for width in self.bytes_of(
             [x.type for x in (*op.body.inputs[first:], *op.body.results[op.num_carry :])], sizes
         ):
-            is_apart = width % ROW_ALIGNMENT and length > 1
-            spread.append(layout.take(length * round_up(width, ROW_ALIGNMENT)) if is_apart else None)
+            stride = round_up(width, self.alignment)
+            spread.append(layout.take(length * stride) if width != stride and length > 1 else None)
         return area, pairs, spread
 
     def expanded(
@@ -127,7 +127,10 @@ class ScanLoop(Control):
         consts = list(inputs[carries:first])
         widths = self.bytes_of([x.type for x in (*op.body.inputs[first:], *op.body.results[carries:])], sizes)
         places = [*inputs[first:], *outputs[carries:]]
-        rows = [_TurnRows(p, length, w, s) for p, w, s in zip(places, widths, spread, strict=True)]
+        rows = [
+            _TurnRows(p, length, w, w if s is None else round_up(w, self.alignment), s)
+            for p, w, s in zip(places, widths, spread, strict=True)
+        ]
         given = len(inputs) - first
         start: list[Action] = [self._moved(row, out=False) for row in rows[:given] if row.spread is not None]
         end: list[Action] = [self._moved(row, out=True) for row in rows[given:] if row.spread is not None]
@@ -197,7 +200,7 @@ class WhileLoop(Control):
         pairs = []
         for size in self.bytes_of(self.node.types, sizes):
             pairs.append((layout.take(size), layout.take(size)))
-        return areas, pairs, layout.take((TURNS + 1) * FLAG_BYTES)
+        return areas, pairs, layout.take((TURNS + 1) * self.alignment)
 
     def expanded(
         self, inputs: Sequence[Operand], outputs: Sequence[Operand], memory: Any, sizes: Sizes, kept: Sequence[Any]
@@ -211,7 +214,7 @@ class WhileLoop(Control):
         over = [not stays[i] and body.takes_over(i) for i in range(carries)]
 
         def flag(t: int) -> Operand:
-            return flags[0], flags[1] + t * FLAG_BYTES
+            return flags[0], flags[1] + t * self.alignment
 
         def carried(t: int) -> list[Operand]:
             found = []
@@ -228,7 +231,7 @@ class WhileLoop(Control):
             made = body.turn(sizes, areas[1], given, params, carried(t + 1), kept[1]) + asked(t + 1, t + 1)
             return [guarded(a, flag(t)) for a in made]
 
-        start: list[Action] = [self.mover.clear(flags, (TURNS + 1) * FLAG_BYTES)]
+        start: list[Action] = [self.mover.clear(flags, (TURNS + 1) * self.alignment)]
         for i, place in enumerate(carried(0)):
             start += self.mover.copy(inputs[i], place, counts[i])
         start += test.begin(sizes, areas[0], params, kept[0]) + body.begin(sizes, areas[1], params, kept[1])
@@ -240,7 +243,10 @@ class WhileLoop(Control):
             count = max(limit, 1)
         tail = 0 if limit is None else limit % count
         block = [a for t in range(count) for a in turn(t)]
-        again = [_settled(self.mover.copy(flag(count), flag(0), 8)[0]), self.mover.clear(flag(1), count * FLAG_BYTES)]
+        again = [
+            _settled(self.mover.copy(flag(count), flag(0), 8)[0]),
+            self.mover.clear(flag(1), count * self.alignment),
+        ]
         ends = [
             [a for i, place in enumerate(carried(parity)) for a in self.mover.copy(place, outputs[i], counts[i])]
             for parity in (0, 1)
@@ -259,14 +265,14 @@ class GuardedBranches(Control):
     """One of two bodies, by a flag."""
 
     def place(self, layout: _StepMemory, sizes: Sizes) -> Any:
-        return layout.take(max(body.layout(sizes).room for body in self.bodies)), layout.take(2 * FLAG_BYTES)
+        return layout.take(max(body.layout(sizes).room for body in self.bodies)), layout.take(2 * self.alignment)
 
     def expanded(
         self, inputs: Sequence[Operand], outputs: Sequence[Operand], memory: Any, sizes: Sizes, kept: Sequence[Any]
     ) -> list[Action]:
         area, flags = memory
-        sides = (flags, (flags[0], flags[1] + FLAG_BYTES))
-        made: list[Action] = [self.mover.clear(flags, 2 * FLAG_BYTES), self.mover.sides(inputs[0], *sides)]
+        sides = (flags, (flags[0], flags[1] + self.alignment))
+        made: list[Action] = [self.mover.clear(flags, 2 * self.alignment), self.mover.sides(inputs[0], *sides)]
         for body, flag, known in zip(self.bodies, sides, kept, strict=True):
             branch = body.begin(sizes, area, (), known) + body.turn(sizes, area, inputs[1:], (), outputs, known)
             made += [guarded(a, flag) for a in branch]

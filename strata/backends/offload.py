@@ -23,7 +23,6 @@ from strata.backends.entry import entry_of
 from strata.backends.loops import KINDS
 from strata.backends.pool import OffloadHome
 from strata.backends.recipe import (
-    FLAG_BYTES,
     HostStep,
     Looped,
     Recipe,
@@ -208,7 +207,7 @@ class OffloadExecutable(Executable):
     def _made_recipe(self, binding: Mapping[str, int], apart: bool) -> Recipe:
         recipe = RecipeMaker(
             self.lir, self._steps, self.made, binding, results=self.lir.io.outputs, homes=self._homes,
-            arena=self.driver.has_parts, apart=apart,
+            arena=self.driver.has_arena, apart=apart,
         ).make_whole()  # fmt: skip
         self._check_limit(recipe)
         return recipe
@@ -276,7 +275,7 @@ class OffloadExecutable(Executable):
         """Compute what depends on parameters only; it stays on the device."""
         weights = [b.name for b in self.lir.buffers if b.role == "weight"]
         recipe = RecipeMaker(
-            self.lir, self.prologue, self.made, {}, results=weights, homes=self._homes, arena=self.driver.has_parts,
+            self.lir, self.prologue, self.made, {}, results=weights, homes=self._homes, arena=self.driver.has_arena,
             apart=False,
         ).make_whole()  # fmt: skip
         run = _Run(self, recipe, {}, [None] * len(self.lir.io.inputs))
@@ -409,7 +408,7 @@ class _Run:
         while loop.limit is None or done < loop.limit:
             left = loop.turns if loop.limit is None else min(loop.turns, loop.limit - done)
             self._all(loop, "block" if left == loop.turns else "tail")
-            flags = np.empty((left + 1, FLAG_BYTES), np.uint8)
+            flags = np.empty((left + 1, self.driver.alignment), np.uint8)
             base, offset = loop.flags
             self.driver.read(self.driver.part(self.places[base], offset), flags)
             done += int(np.count_nonzero(flags[:left, 0]))

@@ -143,7 +143,7 @@ class OffloadHome(DeviceHome):
 
     def zeros(self, dtype: np.dtype[Any], shape: Sequence[int], who: str = "tensors") -> DeviceArray:
         """Filled on the device, by copies that double what is done."""
-        if not self.driver.has_parts or prod(shape) * dtype.itemsize <= _FIRST_ZEROS:
+        if not self.driver.has_arena or prod(shape) * dtype.itemsize <= _FIRST_ZEROS:
             return super().zeros(dtype, shape, who)
         with self.driver.lock, memory_errors():
             made = self.empty(dtype, shape, who)

@@ -83,7 +83,6 @@ class Turns:
 
 
 Action = Launch | Copy | RepeatedBlock | Turns
-FLAG_BYTES = 16  # from one flag to the next: kernels are told that addresses are multiples of it
 
 
 @dataclass(slots=True)

@@ -55,8 +55,8 @@ def typical(size: Dim) -> int:
 
 
 def is_allowed(group: FusionGroup, limits: FusionLimits | None) -> bool:
-    """Whether a kernel is within the limits of its ops and of the buffers that it reads."""
-    return limits is None or limits.allow(len(group.nodes), len(group.read_values))
+    """Whether a kernel is within the limits of its ops and of its buffers."""
+    return limits is None or limits.allow(len(group.nodes), len(group.read_values), len(group.roots))
 
 
 def beyond_limits(group: FusionGroup, limits: FusionLimits | None) -> dict[Value, str]:

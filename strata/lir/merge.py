@@ -164,7 +164,7 @@ class Merger:
                 return None
             group, depth, sums = maker.group, maker.depth, maker.sums
             nodes, reads = {id(n): n for n in group.nodes}, dict.fromkeys(group.reads)
-        if self.limits is not None and not self.limits.allow(len(nodes), len(reads.keys() - set(roots))):
+        if self.limits is not None and not self.limits.allow(len(nodes), len(reads.keys() - set(roots)), len(roots)):
             return None
         first, last = min(producer.first, consumer.first), max(producer.last, consumer.last)
         return _Joinable(roots, nodes, reads, producer.kind, sums, depth, False, first, last, group)

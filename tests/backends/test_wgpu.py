@@ -202,7 +202,7 @@ def test_long_running_reductions(count: int, rng: np.random.Generator) -> None:
 def test_rows_that_are_too_long_to_sort_by_ranks(rng: np.random.Generator) -> None:
     g = Graph("long")
     g.outputs(ops.sort(g.input("x", f32[9000])))
-    assert agrees(g, {"x": rng.standard_normal(9000).astype(np.float32)}).host_steps == ["sort"]
+    assert agrees(g, {"x": rng.standard_normal(9000).astype(np.float32)}).host_steps == []
 
 
 def test_symbolic_sizes(rng: np.random.Generator) -> None:

@@ -6,17 +6,19 @@ import ctypes
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from strata.backends.driver import DeviceDriver, Launchable
+from strata.backends.recipe import number as size_of
 from strata.backends.wgsl.bounds import MOST
 from strata.backends.wgsl.phases import phases_of
-from strata.backends.wgsl.render import Shader, render
+from strata.backends.wgsl.render import FLAG, Shader, render
 from strata.core import Table, substitute
 from strata.errors import CompileError, DeviceError, OutOfMemoryError, RunError
 from strata.kernel import Buffer, Kernel, Phases
@@ -26,7 +28,15 @@ INSTALL = "pip install 'strata[wgpu]', on a machine with Vulkan, Metal or Direct
 SIDE = 65535  # workgroups along one dimension of a grid
 MOST_POINTS = (1 << 31) - (1 << 24)  # of a grid: those beyond the last must have numbers, too
 _BATCH = 64  # launches that are recorded before they are handed to the device
+_BETWEEN = 4  # storage buffers that are left for those between phases, and for a guard's flag
 _WANTED = ("max-storage-buffers-per-shader-stage", "max-storage-buffer-binding-size", "max-buffer-size")
+
+
+class BufferPart(NamedTuple):
+    """Memory inside of a buffer."""
+
+    buffer: Any
+    offset: int
 
 
 class CompiledShader(Launchable):
@@ -35,8 +45,16 @@ class CompiledShader(Launchable):
     def __init__(self, kernel: Kernel, shaders: tuple[Shader, ...], between: Sequence[Buffer]) -> None:
         super().__init__(kernel, between)
         self.shaders = shaders
-        self.pipelines: list[Any] = []
+        self.declared = {b.name: b for b in (*kernel.buffers, *between)}
+        self.pipelines: dict[bool, list[Any]] = {}  # by whether memory is written in a buffer that is read, too
         self.tables: Table[tuple[int, tuple[int, ...]], Any] = Table("uniforms")
+        self._guarded: CompiledShader | None = None
+
+    def guarded(self) -> CompiledShader:
+        if self._guarded is None:
+            kernel = replace(self.kernel, inputs=(FLAG, *self.kernel.inputs))
+            self._guarded = CompiledShader(kernel, tuple(s.guarded() for s in self.shaders), self.between)
+        return self._guarded
 
 
 def open_device(number: int = 0) -> WgpuDriver:
@@ -72,6 +90,10 @@ def _load_triton_first() -> None:
 class WgpuDriver(DeviceDriver):
     """Runs shaders on a GPU. Launches are recorded, and handed over when something waits for them."""
 
+    has_parts = True
+    alignment = 256  # the most that WebGPU lets a device ask for
+    has_guards = True
+
     def __init__(self, wgpu: Any, adapter: Any) -> None:
         super().__init__()
         self._wgpu = wgpu
@@ -83,6 +105,8 @@ class WgpuDriver(DeviceDriver):
         self.name = str(info.get("device", "GPU"))
         self.is_software = info.get("adapter_type") == "CPU"  # shaders run on the processor
         self.limits = {name: int(self._device.limits[name]) for name in _WANTED}
+        # of a kernel: its phases may hand on a few more, and a guard has a flag
+        self.most_buffers = max(self.limits["max-storage-buffers-per-shader-stage"] - _BETWEEN, 4)
         self._encoder: Any = None
         self._recorded = 0
         self._usage = (
@@ -109,25 +133,32 @@ class WgpuDriver(DeviceDriver):
         self._flush()
         buffer.destroy()
 
+    def part(self, place: Any, offset: int) -> Any:
+        buffer, start = _buffer_and_offset(place)
+        return BufferPart(buffer, start + offset) if start + offset else buffer
+
     def write(self, buffer: Any, array: np.ndarray) -> None:
         if not array.nbytes:
             return
         self._flush()
+        buffer, offset = _buffer_and_offset(buffer)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if data.size % 4:
             data = np.concatenate([data, np.zeros(-data.size % 4, np.uint8)])
-        self._device.queue.write_buffer(buffer, 0, data)
+        self._device.queue.write_buffer(buffer, offset, data)
 
     def read(self, buffer: Any, array: np.ndarray) -> None:
         if not array.nbytes:
             return
         self._flush()
-        data = np.frombuffer(self._device.queue.read_buffer(buffer, 0, -(-array.nbytes // 4) * 4), np.uint8)
+        count = -(-array.nbytes // 4) * 4
+        data = np.frombuffer(self._device.queue.read_buffer(*_buffer_and_offset(buffer), count), np.uint8)
         array.reshape(-1).view(np.uint8)[...] = data[: array.nbytes]
 
     def copy(self, source: Any, target: Any, size: int) -> None:
         if size:
-            self._recorder().copy_buffer_to_buffer(source, 0, target, 0, -(-size // 4) * 4)
+            ends = (*_buffer_and_offset(source), *_buffer_and_offset(target))
+            self._recorder().copy_buffer_to_buffer(*ends, -(-size // 4) * 4)
 
     # kernels
 
@@ -139,15 +170,18 @@ class WgpuDriver(DeviceDriver):
         shaders = tuple(render(phase, halves=self.has_halves) for phase in phases.kernels)
         return CompiledShader(kernel, shaders, phases.scratch)
 
-    def _pipeline(self, shader: Shader) -> Any:
+    def _pipeline(self, shader: Shader, *, shared: bool) -> Any:
+        """With `shared`, for memory that is read in a buffer that is written elsewhere: all of it is then declared as
+        written, since a buffer has one use in a dispatch."""
         most = self.limits["max-storage-buffers-per-shader-stage"]
-        if len(shader.buffers) > most:
+        if len(shader.buffers) + shader.is_guarded > most:
             raise CompileError(
                 f"kernel {shader.name} reads and writes {len(shader.buffers)} buffers, {self.name} takes {most}",
                 code="C161",
             )
         try:
-            module = self._device.create_shader_module(code=shader.text)
+            text = shader.text.replace("var<storage, read>", "var<storage, read_write>") if shared else shader.text
+            module = self._device.create_shader_module(code=text)
         except Exception as error:  # noqa: BLE001 - classes differ by version of wgpu
             raise CompileError(f"kernel {shader.name}: {self.name} refuses its shader: {error}", code="C160") from None
         kinds = self._wgpu.BufferBindingType
@@ -155,7 +189,7 @@ class WgpuDriver(DeviceDriver):
             {
                 "binding": number,
                 "visibility": self._wgpu.ShaderStage.COMPUTE,
-                "buffer": {"type": kinds.storage if name in shader.written else kinds.read_only_storage},
+                "buffer": {"type": kinds.storage if shared or name in shader.written else kinds.read_only_storage},
             }
             for number, name in enumerate(shader.buffers)
         ]
@@ -163,16 +197,20 @@ class WgpuDriver(DeviceDriver):
             entries.append({
                 "binding": len(entries), "visibility": self._wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds.uniform}
             })  # fmt: skip
+        if shader.is_guarded:
+            flag = {"type": kinds.storage if shared else kinds.read_only_storage}
+            entries.append({"binding": len(entries), "visibility": self._wgpu.ShaderStage.COMPUTE, "buffer": flag})
         layout = self._device.create_bind_group_layout(entries=entries)
         whole = self._device.create_pipeline_layout(bind_group_layouts=[layout])
         pipeline = self._device.create_compute_pipeline(layout=whole, compute={"module": module, "entry_point": "main"})
         return pipeline, layout
 
     def launch(self, made: CompiledShader, buffers: Sequence[Any], sizes: Mapping[str, int]) -> None:
-        if not made.pipelines:
-            made.pipelines = [self._pipeline(shader) for shader in made.shaders]
-        known = made.named(buffers)
-        for number, (shader, (pipeline, layout)) in enumerate(zip(made.shaders, made.pipelines, strict=True)):
+        known = {name: _buffer_and_offset(place) for name, place in made.named(buffers).items()}
+        shared = len({id(buffer) for buffer, _ in known.values()}) < len(known)
+        if shared not in made.pipelines:
+            made.pipelines[shared] = [self._pipeline(shader, shared=shared) for shader in made.shaders]
+        for number, (shader, (pipeline, layout)) in enumerate(zip(made.shaders, made.pipelines[shared], strict=True)):
             for dim in shader.axes:
                 _number(dim, sizes, shader.name)
             groups = 1
@@ -184,15 +222,22 @@ class WgpuDriver(DeviceDriver):
             groups = -(-groups // shader.many)
             if not groups:
                 continue
-            entries = [
-                {"binding": at, "resource": {"buffer": known[name], "offset": 0, "size": known[name].size}}
-                for at, name in enumerate(shader.buffers)
-            ]
+            entries = []
+            for at, name in enumerate(shader.buffers):
+                buffer, offset = known[name]
+                size = buffer.size
+                if shared or offset:
+                    size = max(-(-size_of(made.declared[name].type.nbytes, sizes) // 4) * 4, 4)
+                entries.append({"binding": at, "resource": {"buffer": buffer, "offset": offset, "size": size}})
             if shader.sizes:
                 table = self._table(made, number, tuple(_number(d, sizes, shader.name) for d in shader.sizes))
                 entries.append(
                     {"binding": len(entries), "resource": {"buffer": table, "offset": 0, "size": table.size}}
                 )
+            if shader.is_guarded:
+                buffer, offset = known[FLAG.name]
+                flag = {"buffer": buffer, "offset": offset, "size": 4}
+                entries.append({"binding": len(entries), "resource": flag})
             group = self._device.create_bind_group(layout=layout, entries=entries)
             work = self._recorder().begin_compute_pass()
             work.set_pipeline(pipeline)
@@ -228,6 +273,10 @@ class WgpuDriver(DeviceDriver):
 
     def finish(self) -> None:
         self._flush()
+
+
+def _buffer_and_offset(place: Any) -> tuple[Any, int]:
+    return place if isinstance(place, BufferPart) else (place, 0)
 
 
 def _number(dim: Any, sizes: Mapping[str, int], name: str) -> int:

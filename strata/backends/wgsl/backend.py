@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strata.backends.base import Capabilities, ProcessorShare
+from strata.backends.checks import CHECKS
 from strata.backends.offload import OffloadBackend
 from strata.backends.ordering import is_plain
 from strata.backends.wgsl.adapter import CompiledShader, WgpuDriver, open_device
@@ -12,6 +13,7 @@ from strata.backends.wgsl.legal import can_lower
 from strata.backends.wgsl.overrides import own_phases
 from strata.backends.wgsl.phases import phases_of, phases_of_all
 from strata.backends.wgsl.render import render
+from strata.backends.wgsl.values import HELD
 from strata.core import Target, TensorType
 from strata.kernel import Kernel
 from strata.lir import Lir, Step
@@ -27,7 +29,12 @@ class WgpuBackend(OffloadBackend):
 
     def __init__(self, number: int = 0) -> None:
         super().__init__(open_device(number), f"wgpu:{number}" if number else "wgpu")
-        self.capabilities = Capabilities(of_processor=ProcessorShare() if self.driver.is_software else None)
+        self.capabilities = Capabilities(
+            claims=frozenset({"expand", "loops"}),
+            most_buffers=self.driver.most_buffers,
+            runs_bodies=True,
+            of_processor=ProcessorShare() if self.driver.is_software else None,
+        )
 
     @property
     def target(self) -> Target:
@@ -38,7 +45,14 @@ class WgpuBackend(OffloadBackend):
         return self.driver.name
 
     def takes(self, op: Op, types: Sequence[TensorType] = ()) -> bool:
-        return can_lower(op, tuple(types)) or (bool(types) and own_phases(op, tuple(types)) is not None)
+        most = self.capabilities.most_buffers
+        if most is not None and len(types) >= most:
+            return False
+        if can_lower(op, tuple(types)) or self.takes_bodies(op):
+            return True
+        if op.name in CHECKS:
+            return all(t.dtype.name in HELD for t in types)
+        return bool(types) and own_phases(op, tuple(types)) is not None
 
     def runs_whole(self, node: Node) -> bool:
         """Ops on types that shaders do not hold run on the host."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from strata.backends.wgsl.body import ELEMENTS, WgslBody
@@ -11,7 +11,7 @@ from strata.backends.wgsl.packed_words import WORD, Words, find_words
 from strata.backends.wgsl.schedule import Points, Schedule, WgslRows, choose
 from strata.backends.wgsl.tiles import DEPTH, SIDE, TileProduct, WgslTiles, find_product, runs_along
 from strata.backends.wgsl.values import TYPES, kind_of, literal, scalar
-from strata.core import Dim
+from strata.core import Dim, bool_
 from strata.kernel import (
     Axis,
     Buffer,
@@ -25,6 +25,8 @@ from strata.kernel import (
     parallel_chain,
 )
 
+FLAG = Buffer("guard flag", bool_, (1,))  # a name that no kernel's text can have
+_ENTRY = "        @builtin(local_invocation_index) lane: u32) {\n"
 _SHARED = {"b": "u32", "i": "i32", "u": "u32", "f": "f32", "q": "vec2<u32>", "w": "vec2<u32>"}
 
 
@@ -41,6 +43,20 @@ class Shader:
     grid: tuple[tuple[tuple[Dim, ...], int], ...]  # extents of loops, and how many of their points go together
     many: int  # of what is left that a workgroup takes
     schedule: Schedule | WgslTiles | Words
+    is_guarded: bool = False  # a flag has the binding behind all others: where it is not set, nothing is done
+
+    def guarded(self) -> Shader:
+        number = len(self.buffers) + bool(self.sizes)
+        head, entry, body = self.text.partition(_ENTRY)
+        check = (
+            "  if (lane == 0u) { guard_word = guard_flag[0]; }\n"
+            "  if ((workgroupUniformLoad(&guard_word) & 255u) == 0u) { return; }\n"
+        )
+        flag = (
+            f"@group(0) @binding({number}) var<storage, read> guard_flag: array<u32>;\n"
+            "var<workgroup> guard_word: u32;\n"
+        )
+        return replace(self, text=f"{head}{entry}{check}{body}{flag}", is_guarded=True)
 
 
 def render(kernel: Kernel, *, halves: bool = False) -> Shader:
@@ -94,8 +110,7 @@ class _Renderer(WgslBody):
         main = (
             f"@compute @workgroup_size({self.schedule.size})\n"
             "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,\n"
-            "        @builtin(local_invocation_index) lane: u32) {\n"
-            f"{body}\n}}\n"
+            f"{_ENTRY}{body}\n}}\n"
         )
         text = "\n".join([*head, needed(body), main])
         return Shader(

@@ -16,7 +16,7 @@ _NONE = (1 << 63) - 1
 
 @expands("checked_ids")
 def _checked(op: Any, ids: Value) -> Sequence[Value]:
-    if len(op.sizes) == 1 and _are_in(ids, op.sizes[0]):
+    if 0 in ids.shape or (len(op.sizes) == 1 and _are_in(ids, op.sizes[0])):
         return [ids]
     return [_noted(op, ids) if ids.ndim else reshape(_noted(op, reshape(ids, (1,))), ())]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strata.mir import Graph, Value, toposort
+from strata.mir import Constant, Graph, Leaf, Value, toposort
 from strata.passes.base import Pass, PassContext, register, rewrite
 from strata.passes.expand import bounds, factorize, fourier, recurrences  # noqa: F401 - they fill the table
 from strata.passes.expand.rules import EXPANSIONS, LOOPS
@@ -19,7 +19,8 @@ ROUNDS = 8  # expansions use ops that have expansions
 class Expand(Pass):
     """Build transforms, recurrences and factorisations from other ops, for devices that would leave them to the host.
 
-    Ops that come out as loops over graphs are left alone where loops run on the host themselves.
+    Ops that come out as loops over graphs are left alone where loops run on the host themselves, and so is an op of
+    which a part would run there: one step on the host is better than many.
     """
 
     loops: bool = True
@@ -33,7 +34,7 @@ class Expand(Pass):
             if build is None or (op.name in LOOPS and not self.loops) or ctx.takes(op, [x.type for x in inputs]):
                 return None
             made = build(op, *inputs)
-            return None if made is None else list(made)
+            return list(made) if made is not None and _runs_there(made, inputs, ctx) else None
 
         for _ in range(ROUNDS):
             if not any(node.op.name in EXPANSIONS for node in toposort(graph.results)):
@@ -43,3 +44,19 @@ class Expand(Pass):
                 break
             graph = made
         return graph
+
+
+def _runs_there(made: Sequence[Value], inputs: Sequence[Value], ctx: PassContext) -> bool:
+    """Whether the backend takes all that was built, as it is or once it is taken apart."""
+    given, left, seen = set(inputs), list(made), set[Value]()
+    while left:
+        value = left.pop()
+        if value in given or value in seen:
+            continue
+        seen.add(value)
+        op, xs = value.node.op, value.node.inputs
+        is_apart = isinstance(op, (Leaf, Constant)) or op.is_composition or op.name in EXPANSIONS
+        if not is_apart and not ctx.takes(op, [x.type for x in xs]):
+            return False
+        left += xs
+    return True

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.errors import OptionError
+
+_ANY = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusionLimits:
     """How far fusion goes: the most ops that one kernel computes, and the most buffers that it reads.
 
-    An op alone is a kernel whatever its inputs. The body of a loop is planned on its own, without limits."""
+    An op alone is a kernel whatever its inputs. The body of a loop is planned on its own, within the same limits.
+    Devices may bound what a kernel reads and writes together (`max_buffers`)."""
 
     max_steps: int = 32
     max_inputs: int = 16
+    max_buffers: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "max_inputs"):
+        for name in ("max_steps", "max_inputs", "max_buffers"):
             value = getattr(self, name)
+            if name == "max_buffers" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise OptionError(f"fusion limits: {name} must be a count, got {value!r}", code="O143")
 
-    def allow(self, steps: int, inputs: int) -> bool:
-        """Whether so many ops that read so many buffers may be one kernel."""
-        return steps <= 1 or (steps <= self.max_steps and inputs <= self.max_inputs)
+    def allow(self, steps: int, inputs: int, outputs: int) -> bool:
+        """Whether so many ops that read and write so many buffers may be one kernel."""
+        fits = self.max_buffers is None or inputs + outputs <= self.max_buffers
+        return steps <= 1 or (steps <= self.max_steps and inputs <= self.max_inputs and fits)
+
+    @staticmethod
+    def within(most: int | None, asked: FusionLimits | None) -> FusionLimits | None:
+        """What was asked for, on a device whose kernels take so many buffers."""
+        if most is None:
+            return asked
+        known = asked or FusionLimits(max_steps=_ANY, max_inputs=_ANY)
+        return replace(known, max_inputs=min(known.max_inputs, most - 1), max_buffers=most)

@@ -18,7 +18,7 @@ from strata.core import Dim, here, located, progress
 from strata.errors import CompileError, LowerError, MemoryLimitError, OptionError, TraceError
 from strata.lir import Lir, MemoryPlanOptions, plan, plan_stages, show_module, verify_plan
 from strata.mir import Graph
-from strata.passes import Pass, PassContext, PassRecord, default_passes, parse_passes, run_passes
+from strata.passes import FusionLimits, Pass, PassContext, PassRecord, default_passes, parse_passes, run_passes
 from strata.runtime.compile.dispatch import DispatchReport, as_graph, legalize, pass_context, report_of
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.report.explain import Explanation, explain_plan
@@ -150,7 +150,7 @@ class CompilePipeline:
         made_with = f"strata {_version()} format {FORMAT}; {options.key}; {config().key_fields()}; {backend.name}"
         lir = self._in_stages(graph, made_with, memory) or plan(
             graph, backend.target, memory_limit=options.memory_limit, whole=backend.runs_whole,
-            views=backend.reads_views, limits=options.limits, again=backend.capabilities.recompute_cost,
+            views=backend.reads_views, limits=self._limits, again=backend.capabilities.recompute_cost,
             bodies=backend.capabilities.runs_bodies, made_with=made_with, memory=memory,
         )  # fmt: skip
         if options.tuning == "beam":
@@ -159,13 +159,17 @@ class CompilePipeline:
             verify_plan(lir)
         return lir
 
+    @property
+    def _limits(self) -> FusionLimits | None:
+        return FusionLimits.within(self.backend.capabilities.most_buffers, self.options.limits)
+
     def _in_stages(self, graph: Graph, made_with: str, memory: MemoryPlanOptions) -> Lir | None:
         """The plan for a backend that takes graphs: it says which nodes are left for the host."""
         if not self.backend.capabilities.takes_graphs:
             return None
         backend, options = self.backend, self.options
         return plan_stages(
-            graph, backend.target, backend.runs_on_host, memory_limit=options.memory_limit, limits=options.limits,
+            graph, backend.target, backend.runs_on_host, memory_limit=options.memory_limit, limits=self._limits,
             made_with=made_with, memory=memory,
         )  # fmt: skip
 

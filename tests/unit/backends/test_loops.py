@@ -1,4 +1,5 @@
-"""Loops and branches on a device, over a `cuda.core` that is NumPy: nothing comes down but flags."""
+"""Loops and branches on a device, over a `cuda.core` that is NumPy, and on `wgpu` where there is one: nothing comes
+down but flags."""
 
 from __future__ import annotations
 
@@ -8,29 +9,41 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata import ops
+from strata import devices, ops
 from strata.backends import loops, register_backend
-from strata.core import bool_, f32, f64, i64, sym
+from strata.core import DType, bool_, f32, f64, i64, sym
 from strata.errors import RunError
 from strata.mir import Graph, constant, evaluate
 from strata.runtime import CompiledGraph, Session
 from strata.transforms import grad_with_loss
 from tests.fake_cuda import FakeCore, fake_backend
 
-DEVICE = "fake_loops"
+FAKE = "fake_loops"
 
 
 @pytest.fixture
 def core() -> Iterator[FakeCore]:
     made = FakeCore()
-    register_backend(DEVICE, fake_backend(made, DEVICE))
+    register_backend(FAKE, fake_backend(made, FAKE))
     yield made
     assert not made.broken
 
 
-def agrees(graph: Graph, given: dict[str, Any], runs: int = 3) -> CompiledGraph:
+@pytest.fixture(params=[FAKE, *(d for d in devices() if d == "wgpu")])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == FAKE:
+        request.getfixturevalue("core")
+    return str(request.param)
+
+
+def widest(device: str) -> DType:
+    """The widest floats of a device; shaders have none of 64 bits."""
+    return f32 if device == "wgpu" else f64
+
+
+def agrees(graph: Graph, given: dict[str, Any], device: str, runs: int = 3, tolerance: float = 1e-5) -> CompiledGraph:
     """Nothing runs on the host, and each run has the results of the interpreter."""
-    compiled = Session(DEVICE).compile(graph)
+    compiled = Session(device).compile(graph)
     assert not compiled.host_steps
     for name in graph.param_names:
         compiled.set_param(name, given[name])
@@ -38,7 +51,7 @@ def agrees(graph: Graph, given: dict[str, Any], runs: int = 3) -> CompiledGraph:
     want = evaluate(graph, given)
     for _ in range(runs):
         for one, other in zip(compiled.run(feeds), want, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
     return compiled
 
 
@@ -62,13 +75,16 @@ def drawn(rng: np.random.Generator, length: int, width: int = 3, dtype: Any = np
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(("length", "width", "kind"), [(7, 3, f32), (6, 4, f32), (1, 5, f64), (0, 3, f32), (5, 5, f64)])
-def test_a_scan(core: FakeCore, rng: np.random.Generator, length: int, width: int, kind: Any, reverse: bool) -> None:
-    agrees(recurrence(length, width, kind, reverse=reverse), drawn(rng, length, width, kind.np))
+@pytest.mark.parametrize(
+    ("length", "width", "wide"), [(7, 3, 0), (6, 4, 0), (1, 5, 1), (0, 3, 0), (5, 5, 1), (4, 32, 0)]
+)
+def test_a_scan(device: str, rng: np.random.Generator, length: int, width: int, wide: int, reverse: bool) -> None:
+    kind = widest(device) if wide else f32
+    agrees(recurrence(length, width, kind, reverse=reverse), drawn(rng, length, width, kind.np), device)
 
 
 def test_a_scan_is_one_graph_and_moves_nothing_in_between(core: FakeCore, rng: np.random.Generator) -> None:
-    compiled = agrees(recurrence(9), drawn(rng, 9), runs=2)
+    compiled = agrees(recurrence(9), drawn(rng, 9), FAKE, runs=2)
     core.log.clear()
     given = drawn(rng, 9)
     del given["w"]
@@ -83,15 +99,15 @@ def test_a_scan_is_one_graph_and_moves_nothing_in_between(core: FakeCore, rng: n
 @pytest.mark.parametrize("length", [64, 65, 71])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_long_scan_is_blocks_of_turns(
-    core: FakeCore, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, length: int, reverse: bool
+    device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, length: int, reverse: bool
 ) -> None:
     monkeypatch.setattr(loops, "UNROLLED", 16)
     monkeypatch.setattr(loops, "BLOCK", 24)
-    agrees(recurrence(length, reverse=reverse), drawn(rng, length), runs=2)
+    agrees(recurrence(length, reverse=reverse), drawn(rng, length), device, runs=2)
 
 
-def test_a_scan_of_any_length(core: FakeCore, rng: np.random.Generator) -> None:
-    compiled = Session(DEVICE).compile(recurrence(sym("T", 0)))
+def test_a_scan_of_any_length(device: str, rng: np.random.Generator) -> None:
+    compiled = Session(device).compile(recurrence(sym("T", 0)))
     assert not compiled.host_steps
     for length in (0, 1, 4, 9):
         given = drawn(rng, length)
@@ -101,7 +117,7 @@ def test_a_scan_of_any_length(core: FakeCore, rng: np.random.Generator) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_carries_that_stay_swap_and_are_updated_in_place(core: FakeCore, rng: np.random.Generator) -> None:
+def test_carries_that_stay_swap_and_are_updated_in_place(device: str, rng: np.random.Generator) -> None:
     body = Graph("body")
     a, b, fixed = (body.input(name, f32[4]) for name in ("a", "b", "fixed"))
     table, at = body.input("table", f32[6, 4]), body.input("at", i64[()])
@@ -111,16 +127,16 @@ def test_carries_that_stay_swap_and_are_updated_in_place(core: FakeCore, rng: np
     given = [g.input(name, f32[4]) for name in "abc"]
     outs = ops.ScanOp(body, 6, 5, 0)(*given, g.input("t", f32[6, 4]), constant(0, i64))
     arrays = {name: rng.standard_normal(4).astype(np.float32) for name in "abc"}
-    agrees(g.outputs(*outs), arrays | {"t": np.zeros((6, 4), np.float32)})
+    agrees(g.outputs(*outs), arrays | {"t": np.zeros((6, 4), np.float32)}, device)
 
 
 @pytest.mark.parametrize("checkpoints", [None, 3])
-def test_the_gradient_of_a_scan(core: FakeCore, rng: np.random.Generator, checkpoints: int | None) -> None:
+def test_the_gradient_of_a_scan(device: str, rng: np.random.Generator, checkpoints: int | None) -> None:
     g = Graph("loss")
     c, w, xs = g.input("c", f32[2, 3]), g.param("w", f32[3, 3]), g.input("xs", f32[7, 2, 3])
     last, ys = ops.ScanOp(cell(3), 7, 1, 1, checkpoints=checkpoints)(c, w, xs)
     g.outputs(ops.sum(last * last) + ops.sum(ys))
-    agrees(grad_with_loss(g, ("w",)), drawn(rng, 7) | {"d_output": np.float32(1)})
+    agrees(grad_with_loss(g, ("w",)), drawn(rng, 7) | {"d_output": np.float32(1)}, device)
 
 
 def collatz(limit: int | None = None) -> Graph:
@@ -140,8 +156,8 @@ def collatz(limit: int | None = None) -> Graph:
 
 
 @pytest.mark.parametrize("limit", [None, 0, 1, 5, 16, 40, 1000])
-def test_a_loop_with_branches(core: FakeCore, limit: int | None) -> None:
-    compiled = Session(DEVICE).compile(collatz(limit))
+def test_a_loop_with_branches(device: str, limit: int | None) -> None:
+    compiled = Session(device).compile(collatz(limit))
     assert not compiled.host_steps
     for n in (1, 2, 3, 6, 7, 27):
         want = evaluate(collatz(limit), {"n": np.int64(n)})
@@ -150,7 +166,7 @@ def test_a_loop_with_branches(core: FakeCore, limit: int | None) -> None:
 
 
 def test_a_loop_reads_its_flags_once_a_block(core: FakeCore) -> None:
-    compiled = Session(DEVICE).compile(collatz())
+    compiled = Session(FAKE).compile(collatz())
     compiled.run({"n": np.int64(27)})
     core.log.clear()
     (_, count) = compiled.run({"n": np.int64(27)})  # 111 turns
@@ -164,7 +180,7 @@ def branch(name: str, change: Any) -> Graph:
     return g.outputs(*change(x))
 
 
-def test_branches(core: FakeCore, rng: np.random.Generator) -> None:
+def test_branches(device: str, rng: np.random.Generator) -> None:
     then = branch("then", lambda x: (ops.softmax(x, axis=1), x))
     other = branch("other", lambda x: (x * constant(np.arange(4, dtype=np.float32)), ops.sin(x)))
     g = Graph("branches")
@@ -172,7 +188,7 @@ def test_branches(core: FakeCore, rng: np.random.Generator) -> None:
     y, z = ops.Cond(then, other)(p, x * 2)
     g.outputs(y + 1, z)
     array = rng.standard_normal((3, 4)).astype(np.float32)
-    compiled = Session(DEVICE).compile(g)
+    compiled = Session(device).compile(g)
     assert not compiled.host_steps
     for flag in (True, False, True, True, False):
         given = {"p": np.bool_(flag), "x": array}
@@ -180,7 +196,7 @@ def test_branches(core: FakeCore, rng: np.random.Generator) -> None:
             np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
 
 
-def test_loops_inside_of_branches_and_scans(core: FakeCore, rng: np.random.Generator) -> None:
+def test_loops_inside_of_branches_and_scans(device: str, rng: np.random.Generator) -> None:
     """Newton's method for each row, where a row asks for it: a loop in a branch in a scan."""
     test, step = Graph("test"), Graph("step")
     x, a = test.input("x", f32[3]), test.input("a", f32[3])
@@ -199,10 +215,10 @@ def test_loops_inside_of_branches_and_scans(core: FakeCore, rng: np.random.Gener
     xs, flags = g.input("xs", f32[5, 3]), g.input("flags", bool_[5])
     g.outputs(*ops.ScanOp(row, 5, 1, 0)(constant(np.zeros(3, np.float32)), xs, flags))
     given = {"xs": rng.uniform(0.5, 4, (5, 3)).astype(np.float32), "flags": np.array([1, 0, 1, 1, 0], bool)}
-    agrees(g, given)
+    agrees(g, given, device)
 
 
-def test_what_is_computed_once_is(core: FakeCore, rng: np.random.Generator) -> None:
+def test_what_is_computed_once_is(device: str, rng: np.random.Generator) -> None:
     """A body's weights are prepared before its turns; here they are an input of the program."""
     body = Graph("body")
     c, w, x = body.input("c", f32[4]), body.input("w", f32[4, 4]), body.input("x", f32[4])
@@ -211,36 +227,41 @@ def test_what_is_computed_once_is(core: FakeCore, rng: np.random.Generator) -> N
     c, w, xs = g.input("c", f32[4]), g.input("w", f32[4, 4]), g.input("xs", f32[6, 4])
     g.outputs(*ops.ScanOp(body, 6, 1, 1)(c, w, xs))
     shapes = {"c": (4,), "w": (4, 4), "xs": (6, 4)}
-    agrees(g, {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
+    agrees(g, {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}, device)
 
 
-def test_a_body_with_a_step_on_the_host_stays_there(core: FakeCore) -> None:
+def test_a_body_with_a_step_on_the_host_stays_there(device: str) -> None:
     body = Graph("body")
-    c, x = body.input("c", f64[3, 3]), body.input("x", f64[3, 3])
+    kind = widest(device)
+    c, x = body.input("c", kind[3, 3]), body.input("x", kind[3, 3])
     body.outputs(c + ops.svd(x)[1].sum())
     g = Graph("host")
-    g.outputs(*ops.ScanOp(body, 2, 1, 0)(g.input("c", f64[3, 3]), g.input("xs", f64[2, 3, 3])))
-    assert Session(DEVICE).compile(g).host_steps == ["scan"]
+    g.outputs(*ops.ScanOp(body, 2, 1, 0)(g.input("c", kind[3, 3]), g.input("xs", kind[2, 3, 3])))
+    assert Session(device).compile(g).host_steps == ["scan"]
 
 
-def solving(n: int = 5) -> Graph:
+def solving(kind: DType, n: int = 5) -> Graph:
     g = Graph("solving")
-    a, b = g.input("a", f64[2, n, n]), g.input("b", f64[2, n, 3])
+    a, b = g.input("a", kind[2, n, n]), g.input("b", kind[2, n, 3])
     return g.outputs(ops.solve(a, b))
 
 
-def test_a_solve_and_its_gradient(core: FakeCore, rng: np.random.Generator) -> None:
-    given = {"a": rng.standard_normal((2, 5, 5)), "b": rng.standard_normal((2, 5, 3))}
-    agrees(solving(), given, runs=2)
+def test_a_solve_and_its_gradient(device: str, rng: np.random.Generator) -> None:
+    kind, tolerance = widest(device), 1e-5 if widest(device) is f64 else 1e-3
+    a, b = rng.standard_normal((2, 5, 5)) + 4 * np.eye(5), rng.standard_normal((2, 5, 3))
+    given = {"a": a.astype(kind.np), "b": b.astype(kind.np)}
+    agrees(solving(kind), given, device, runs=2, tolerance=tolerance)
     g = Graph("loss")
-    a, b = g.param("a", f64[2, 5, 5]), g.input("b", f64[2, 5, 3])
+    a, b = g.param("a", kind[2, 5, 5]), g.input("b", kind[2, 5, 3])
     g.outputs(ops.sum(ops.solve(a, b) ** 2))
-    agrees(grad_with_loss(g, ("a",)), given | {"d_output": np.float64(1)}, runs=1)
+    agrees(grad_with_loss(g, ("a",)), given | {"d_output": kind.np.type(1)}, device, runs=1, tolerance=tolerance)
 
 
-def test_a_singular_matrix_is_the_error_of_other_devices(core: FakeCore, rng: np.random.Generator) -> None:
-    compiled = Session(DEVICE).compile(solving())
-    good = {"a": rng.standard_normal((2, 5, 5)), "b": rng.standard_normal((2, 5, 3))}
+def test_a_singular_matrix_is_the_error_of_other_devices(device: str, rng: np.random.Generator) -> None:
+    kind = widest(device)
+    compiled = Session(device).compile(solving(kind))
+    a, b = rng.standard_normal((2, 5, 5)) + 4 * np.eye(5), rng.standard_normal((2, 5, 3))
+    good = {"a": a.astype(kind.np), "b": b.astype(kind.np)}
     bad = {**good, "a": good["a"].copy()}
     bad["a"][1, 3] = bad["a"][1, 2] = 0
     for _ in range(2):
@@ -248,30 +269,32 @@ def test_a_singular_matrix_is_the_error_of_other_devices(core: FakeCore, rng: np
             compiled.run(bad)
         assert found.value.code == "X200"
         assert found.value.place is not None
-        np.testing.assert_allclose(compiled.run(good)[0], np.linalg.solve(good["a"], good["b"]))
+        np.testing.assert_allclose(compiled.run(good)[0], np.linalg.solve(a, b), atol=1e-12 if kind is f64 else 1e-4)
 
 
-def test_an_error_inside_of_a_loop(core: FakeCore, rng: np.random.Generator) -> None:
+def test_an_error_inside_of_a_loop(device: str, rng: np.random.Generator) -> None:
     """Of a turn that is not the last one; of a branch only where it is taken."""
+    kind = widest(device)
     root, other = Graph("root"), Graph("other")
-    root.outputs(ops.cholesky(root.input("a", f64[3, 3])))
-    other.outputs(other.input("a", f64[3, 3]))
+    root.outputs(ops.cholesky(root.input("a", kind[3, 3])))
+    other.outputs(other.input("a", kind[3, 3]))
     body = Graph("body")
-    a, wanted = body.input("a", f64[3, 3]), body.input("wanted", bool_[()])
+    a, wanted = body.input("a", kind[3, 3]), body.input("wanted", bool_[()])
     body.outputs(*ops.Cond(root, other)(wanted, a))
     g = Graph("roots")
-    g.outputs(*ops.ScanOp(body, 4, 0, 0)(g.input("xs", f64[4, 3, 3]), g.input("flags", bool_[4])))
-    compiled = Session(DEVICE).compile(g)
+    g.outputs(*ops.ScanOp(body, 4, 0, 0)(g.input("xs", kind[4, 3, 3]), g.input("flags", bool_[4])))
+    compiled = Session(device).compile(g)
     assert not compiled.host_steps
     x = rng.standard_normal((4, 3, 3))
     x = x @ x.swapaxes(-1, -2) + np.eye(3)
     x[1] = -x[1]
+    x = x.astype(kind.np)
     with pytest.raises(RunError, match="not positive definite") as found:
         compiled.run({"xs": x, "flags": np.ones(4, bool)})
     assert found.value.code == "X201"
     (found_roots,) = compiled.run({"xs": x, "flags": np.array([1, 0, 1, 1], bool)})
     want = [x[i] if i == 1 else np.linalg.cholesky(x[i]) for i in range(4)]
-    np.testing.assert_allclose(found_roots, want, atol=1e-12)
+    np.testing.assert_allclose(found_roots, want, atol=1e-12 if kind is f64 else 1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 31, 64, 97, 240, 521])
@@ -280,4 +303,4 @@ def test_a_transform_of_any_length(core: FakeCore, rng: np.random.Generator, n: 
     x = g.input("x", f64[2, n])
     bins = ops.rfft(x)
     g.outputs(bins, ops.irfft(bins, n))
-    agrees(g, {"x": rng.standard_normal((2, n))}, runs=1)
+    agrees(g, {"x": rng.standard_normal((2, n))}, FAKE, runs=1)

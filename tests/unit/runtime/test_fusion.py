@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -33,7 +34,9 @@ class Shaders(WgpuBackend):
 
 @pytest.fixture(scope="module", autouse=True)
 def _planning_devices() -> Iterator[None]:
-    made = {"shaders": Shaders(), "triton_planned": PlannedBackend(Gpu.named("sm_90"))}
+    few = Shaders()
+    few.capabilities = replace(WgpuBackend.capabilities, most_buffers=7, runs_bodies=True)
+    made = {"shaders": Shaders(), "triton_planned": PlannedBackend(Gpu.named("sm_90")), "few_buffers": few}
     for name, backend in made.items():
         register_backend(name, backend)
     yield
@@ -379,3 +382,19 @@ def test_limited_modules_take_any_size(rng: np.random.Generator) -> None:
         feeds = {name: rng.standard_normal((rows, 4)).astype(np.float32) for name in "xy"}
         for got, want in zip(made.run(feeds), evaluate(g.bind({"n": rows}), feeds, wide=True), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fusion", [True, FusionLimits(max_inputs=12)])
+def test_kernels_take_no_more_buffers_than_the_device(fusion: bool | FusionLimits) -> None:
+    """What they read and what they write, in bodies of loops, too."""
+    body = Graph("body")
+    c, x = body.input("c", f32[4]), [body.input(f"x{i}", f32[4]) for i in range(12)]
+    body.outputs(sum(x, c), *(c * i + x[i] for i in range(9)))
+    g = Graph("many")
+    first, *rows = [g.input("c", f32[4]), *(g.input(f"x{i}", f32[3, 4]) for i in range(12))]
+    g.outputs(*ops.ScanOp(body, 3, 1, 0)(first, *rows), *(rows[0] * i + rows[i] for i in range(9)))
+    plan = CompilePipeline("few_buffers", CompileOptions(fusion=fusion)).compile(g).lir
+    kernels = [k for lir in (plan, *(b for s in plan.schedule for b in s.bodies)) for k in lir.kernels.values()]
+    assert any(step.bodies for step in plan.schedule)
+    assert max(len(k.buffers) for k in kernels) <= 7
+    assert len(kernels) > 4

@@ -56,6 +56,7 @@ class CudaDriver(DeviceDriver):
     """One GPU as plans use it. Places are addresses."""
 
     has_parts = True
+    has_arena = True
     has_guards = True
 
     def __init__(

@@ -64,6 +64,7 @@ class InterpreterDriver(DeviceDriver):
     """Buffers are NumPy bytes that start as garbage."""
 
     has_parts = True
+    has_arena = True
     has_guards = True
 
     def __init__(self) -> None:
