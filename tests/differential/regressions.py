@@ -181,6 +181,9 @@ REGRESSIONS: dict[str, Program] = {
         leaf(f32, 8, "n"), n=16, low=4,
         steps=[at_op("pool_sum", 1, kernel=(4,), stride=(3,), padding=((0, 1),), dilation=(1,))],
     ),
+    "a small product with itself in one row": program(
+        leaf(f32, "n", "n", 70), n=2, low=1, steps=[Step("use:gram", (V[0], False)), exact("use:flat", V[1])]
+    ),
     "a product with one column": program(
         leaf(f32, 40, 70), leaf(f32, 70, "n"), steps=[Step("matmul", (V[0], V[1]))], n=1
     ),
