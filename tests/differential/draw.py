@@ -40,6 +40,7 @@ from strata.core import (
 from strata.errors import StrataError
 from strata.mir import Graph
 from tests.differential.catalogue import catalogue_step
+from tests.differential.composed import composed_step
 from tests.differential.program import Leaf, Program, Ref, Size, Step, apply_step, without_unused
 
 FLOATS = (f32, f32, f32, f64, f16, bf16)
@@ -351,6 +352,9 @@ class Drawer:
         exactness = "approximate" if kind == "floats" else "exact"
         return Step("use:drawn", (Ref(at), int(self.rng.integers(1 << 20)), kind), exactness=exactness)
 
+    def composed(self, at: int) -> Step | None:
+        return composed_step(self.rng, at, self.values[at], self.style)
+
     # --------------------------------------------------------------------------------------------------------- building
 
     def add(self, step: Step) -> bool:
@@ -391,6 +395,7 @@ class Drawer:
             self.unary, self.binary, self.binary, self.with_number, self.with_number, self.divided, self.compare,
             self.choose, self.convert, self.move, self.move, self.move, self.reduce, self.reduce, self.along,
             self.order, self.look_up, self.product, self.window, self.loop, self.branch, self.update, self.random,
+            self.composed, self.composed, self.composed,
         )  # fmt: skip
         if self.sums:
             families = (

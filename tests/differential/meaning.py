@@ -270,6 +270,12 @@ def _prod(a: np.ndarray, axis: Any = None, keepdims: bool = False) -> Any:
     return np.prod(a, axis=axis, keepdims=keepdims, initial=1)
 
 
+def _cumsum(a: np.ndarray, axis: int, exclusive: bool = False, reverse: bool = False) -> Any:
+    turned = np.flip(a, axis) if reverse else a
+    made = np.cumsum(turned, axis) - (turned if exclusive else 0)
+    return np.flip(made, axis) if reverse else made
+
+
 def _gram(a: np.ndarray, turned: bool) -> Any:
     b = np.swapaxes(a, -1, -2)
     x, y = (b, a) if turned else (a, b)
@@ -287,7 +293,7 @@ WRAPS: dict[str, Callable[..., Any]] = {
     "bitwise_left_shift": lambda a, b: a * 2**b, "bitwise_right_shift": lambda a, b: a // 2**b,
     "less": lambda a, b: a < b, "less_equal": lambda a, b: a <= b, "greater": lambda a, b: a > b,
     "greater_equal": lambda a, b: a >= b, "equal": lambda a, b: a == b, "not_equal": lambda a, b: a != b,
-    "sum": _sum, "prod": _prod, "cumsum": np.cumsum, "sort": np.sort,
+    "sum": _sum, "prod": _prod, "cumsum": _cumsum, "sort": np.sort,
     "cumprod": np.cumprod, "argsort": lambda a, axis: np.argsort(a, axis, kind="stable"),
     "argmax": np.argmax, "argmin": np.argmin,
     "max": lambda a, axis=None, keepdims=False: np.max(a, axis=axis, keepdims=keepdims),

@@ -51,6 +51,12 @@ V = [Ref(i) for i in range(8)]
 REGRESSIONS: dict[str, Program] = {
     "a roll to the left": program(leaf(f32, "n"), steps=[exact("roll", V[0], -1, 0)]),
     "a roll of nothing": program(leaf(f32, "n"), steps=[exact("roll", V[0], 1, 0)], n=0),
+    "differences of nothing": program(leaf(i32, "n"), steps=[exact("diff", V[0], 2, 0)], n=0),
+    "a diagonal beside a matrix": program(leaf(u16, "n", 5), steps=[exact("trace", V[0], -3)], n=1),
+    "a diagonal of nothing": program(leaf(f32, 3, "n"), steps=[exact("diagonal", V[0], 0, 1, 0)], n=0),
+    "twice nothing": program(leaf(f32, 2, "n"), steps=[Step("use:resized", (V[0], "nearest"))], n=0),
+    "what is left beside nothing": program(leaf(f32, "n", 3, 4), steps=[exact("use:refolded", V[0], True)], n=0),
+    "a mask of nothing": program(leaf(f32, "n", 2), steps=[Step("use:scaled_attention", (V[0],))], n=0),
     "backwards by two": program(leaf(f64, "n", 2), steps=[exact("getitem", V[0], (slice(None, None, -2),))], n=0),
     "the best of as many": program(
         leaf(f32, "n"), steps=[Step("topk", (V[0], 2, 0), count=2, exactness="decides")], n=2
@@ -180,6 +186,9 @@ REGRESSIONS: dict[str, Program] = {
     "sums of windows that end with their line": program(
         leaf(f32, 8, "n"), n=16, low=4,
         steps=[at_op("pool_sum", 1, kernel=(4,), stride=(3,), padding=((0, 1),), dilation=(1,))],
+    ),
+    "a small product with itself in one row": program(
+        leaf(f32, "n", "n", 70), n=2, low=1, steps=[Step("use:gram", (V[0], False)), exact("use:flat", V[1])]
     ),
     "a product with one column": program(
         leaf(f32, 40, 70), leaf(f32, 70, "n"), steps=[Step("matmul", (V[0], V[1]))], n=1

@@ -172,6 +172,7 @@ def _halves(axis: Axis, by: Dim) -> tuple[Axis, Axis]:
 def _store_split(kernel: Kernel) -> tuple[Axis, Dim] | None:
     copies = all(isinstance(s.value, Load) for s in kernel.stores)  # there is nothing to compute in vectors
     last = {s.axes[-1] for s in kernel.stores if s.axes and not copies}
+    last -= _of_products(kernel)  # a reshaped matmul is one however few columns it has: its sums have one order
     axes = {a for s in kernel.stores for a in s.axes}
     for node in postorder(kernel.roots):
         if isinstance(node, Scan):
@@ -180,6 +181,12 @@ def _store_split(kernel: Kernel) -> tuple[Axis, Dim] | None:
         if axis in axes and (axis not in last or not isinstance(by, int) or by >= _SMALLEST_SPLIT):
             return axis, by
     return None
+
+
+def _of_products(kernel: Kernel) -> set[Axis]:
+    """Axes that are divided where rounded sums of products read their factors."""
+    sums = [n for n in postorder(kernel.roots) if isinstance(n, Reduce) and n.is_rounded and n.sums_products]
+    return {axis for axis, _ in divisions(n.body for n in sums)}
 
 
 def _split_reduction(node: Expr, is_kept: Callable[[Expr, Axis, Axis], bool] | None = None) -> Expr:

@@ -388,15 +388,27 @@ def reshape(x: Operand, shape: Any, *rest: Any) -> Value:
     if len(unknown) > 1:
         raise ShapeError(f"reshape: {sizes} has more than one -1", code="S119")
     if unknown:
-        known = dim_prod([d for d in sizes if not (isinstance(d, (int, np.integer)) and d == -1)])
-        missing = divide_exactly(value.type.size, known) if known != 0 else 0
+        known = [d for i, d in enumerate(sizes) if i != unknown[0]]
+        missing = _missing_size(value.shape, known)
         if missing is None:
             raise ShapeError(
-                f"reshape: {value.type} has {value.type.size} elements, which {known} does not divide", code="S120"
+                f"reshape: {value.type} has {value.type.size} elements, which {dim_prod(known)} does not divide",
+                code="S120",
             )
         sizes[unknown[0]] = missing
     target = full_shape(sizes)
     return value if target == value.shape else Reshape(target)(value)
+
+
+def _missing_size(shape: Sequence[Dim], known: Sequence[Dim]) -> Dim | None:
+    """What is left of a shape beside known sizes. Sizes of 0 cancel each other, as a symbol does that may be 0: so
+    [0, 3, 4] as [0, -1] is [0, 12]. None where it does not divide."""
+    empty, other = (sum(d == 0 for d in sizes) for sizes in (shape, known))
+    if empty > other:
+        return 0
+    if empty < other:
+        return None
+    return divide_exactly(dim_prod([d for d in shape if d != 0]), dim_prod([d for d in known if d != 0]))
 
 
 @function("permute_dims", "permute")

@@ -316,6 +316,8 @@ def _resample(
 ) -> Value:
     if size == x.shape[axis] and scale in (0.0, 1.0) and transform != "tf_crop_and_resize":
         return x
+    if size == x.shape[axis] == 0 and mode == "nearest":
+        return x  # whole multiples of nothing, as where the size is a symbol
     return ResizeAxis(
         axis, int(size), float(scale), mode, transform, rounding, float(cubic_a), exclude_outside, antialias, region,
         float(fill),

@@ -121,8 +121,8 @@ def diff(x: Operand, n: int = 1, axis: int = -1) -> Value:
     for _ in range(n):
         if value.shape[at] == 0:
             return value
-        rest = value.shape[at] - 1
-        value = METHODS["subtract"](narrow(value, at, 1, rest), narrow(value, at, 0, rest))
+        rest = dim_max(value.shape[at] - 1, 0)  # a symbol may be 0, which has no differences either
+        value = METHODS["subtract"](narrow(value, at, value.shape[at] - rest, rest), narrow(value, at, 0, rest))
     return value
 
 
@@ -208,7 +208,7 @@ def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Val
     count = dim_max(dim_min(rows - top, columns - left), 0)
     if count == 0:
         return zeros((*moved.shape[:-2], 0), value.dtype)
-    if isinstance(columns, int):  # in row-major order the diagonal is a stride
+    if isinstance(columns, int) and known_le(1, count):  # in row-major order the diagonal is a stride
         flat = flatten(moved, -2, -1)
         lead, start = (0,) * (flat.ndim - 1), top * columns + left
         stop = start + (count - 1) * (columns + 1) + 1
