@@ -269,7 +269,7 @@ def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Any = None
     to."""
     values = as_value(logits)
     values = cast(values, f32 if not values.dtype.is_float else values.dtype.accumulator)
-    at = axis % values.ndim if values.ndim else 0
+    at = normalize_axis(axis, values.ndim, "random.categorical")
     if shape is not None:
         plain = full_shape(shape)
         behind = values.ndim - 1 - at
