@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
+
 from strata.errors import ArgumentError, StrataError
 from strata.kinds import LIBRARIES, Kind, Wrong, counted, kind_of, near_name, shown
 from strata.places import here
@@ -119,6 +121,56 @@ class Signature:
         given = self.signature.bind(*args, **kwargs).arguments
         values = ", ".join(f"{name} = {shown(value)}" for name, value in given.items())
         return ArgumentError(f"{self.name}: {error}, for {values}", code="O105", place=here())
+
+
+class WholeNumbers:
+    """The parameters of a function that are whole numbers, or sequences of them: a wrong value may get through these
+    without a failure, as Python computes with truth values, and iterates over texts.
+
+    Only plain values of other types are looked at, so a call without any costs nothing worth saying.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self.fn, self.name = fn, name
+
+    @functools.cached_property
+    def _signature(self) -> Signature:
+        made = Signature(self.fn, self.name, bound=False)
+        made.positional = [(n, _if_whole(kind)) for n, kind in made.positional]
+        made.named = {n: _if_whole(kind) for n, kind in made.named.items()}
+        made.kinds = [kind for _, kind in made.positional]
+        made.rest = made.others = None
+        return made
+
+    def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as the function gets them: integers of NumPy as those of Python."""
+        if _has(_INTEGERS, args, kwargs):
+            return self._signature.take(args, kwargs)
+        return args, kwargs
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse arguments that a call got through with, though they are of another kind."""
+        if _has(_LOOSE, args, kwargs):
+            self._signature.take(args, kwargs)
+
+
+_INTEGERS: frozenset[type] = frozenset(np.dtype(c).type for c in "bBhHiIlLqQ")
+_LOOSE: frozenset[type] = frozenset((bool, float, str, *(np.dtype(c).type for c in "?efdg")))
+
+
+def _has(types: frozenset[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return not (types.isdisjoint(map(type, args)) and types.isdisjoint(map(type, kwargs.values())))
+
+
+def _if_whole(kind: Kind | None) -> Kind | None:
+    """A kind of whole numbers, asked of plain values only; None for another."""
+    if kind is None or "whole number" not in kind.words:
+        return None
+
+    def take(value: Any) -> Any:
+        return kind.take(value) if type(value) in _LOOSE or type(value) in _INTEGERS else value
+
+    return Kind(kind.words, take, kind.plain)
 
 
 def too_many(name: str, most: int, given: int) -> ArgumentError:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from strata.arguments import FOREIGN, wrong_call
+from strata.arguments import FOREIGN, WholeNumbers, wrong_call
 from strata.core import here
 from strata.errors import StrataError
 from strata.mir.deferred import METHODS
@@ -24,12 +24,18 @@ def function(*names: str) -> Callable[[FnT], FnT]:
 
     def wrap(fn: FnT) -> FnT:
         public = fn.__name__.rstrip("_")
+        numbers = WholeNumbers(fn, public)
 
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             outermost = calling.set(public) if calling.get() is None else None
             try:
-                return fn(*args, **kwargs)
+                if outermost is None:
+                    return fn(*args, **kwargs)
+                args, kwargs = numbers.taken(args, kwargs)
+                result = fn(*args, **kwargs)
+                numbers.check(args, kwargs)  # what fn refuses itself, it refuses in better words
+                return result
             except StrataError as error:
                 if error.place is None:
                     error.place = here()

@@ -11,7 +11,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strata.core import Dim, DType, TensorType, as_dtype, bf16, f16, f32, f64, i32, i64, located, u32, u64
+from strata.core import (
+    Dim,
+    DType,
+    TensorType,
+    as_dtype,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i32,
+    i64,
+    located,
+    normalize_axis,
+    u32,
+    u64,
+)
 from strata.errors import DTypeError, OptionError
 from strata.mir import Op, Sample, Value, constant, function, op
 from strata.ops.base.creation import zeros_like
@@ -254,7 +269,7 @@ def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Any = None
     to."""
     values = as_value(logits)
     values = cast(values, f32 if not values.dtype.is_float else values.dtype.accumulator)
-    at = axis % values.ndim if values.ndim else 0
+    at = normalize_axis(axis, values.ndim, "random.categorical")
     if shape is not None:
         plain = full_shape(shape)
         behind = values.ndim - 1 - at
@@ -266,11 +281,13 @@ def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Any = None
 @located
 def permutation(key: Operand, x: Operand | int, axis: int = 0) -> Value:
     """The numbers 0 .. x - 1, or the rows of x, in random order."""
-    count = x if isinstance(x, int) else as_value(x).shape[axis]
+    number = int(x) if isinstance(x, (int, np.integer)) and not isinstance(x, bool) else None
+    rows = as_value(x)
+    count = rows.shape[normalize_axis(axis, rows.ndim, "random.permutation")] if number is None else number
     words = cast(RandomBits((count, 2))(_key(key, "random.permutation")), u64)
     top, bottom = (reshape(narrow(words, -1, i, 1), (count,)) for i in (0, 1))
     order = argsort((top << constant(32, u64)) | bottom, 0)
-    return order if isinstance(x, int) else take(x, order, axis=axis)
+    return order if number is not None else take(rows, order, axis=axis)
 
 
 @function()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,37 @@ def test_integers_of_numpy_are_integers() -> None:
     assert st.CompileCache("reference", np.uint8(3)).capacity == 3
     assert st.CompileOptions(unroll=np.int64(2)).unroll == 2
     assert st.ModelVariant.prefill(np.int32(1), np.int64(2)).dim_binding() == {"batch": 1, "seq": 2}
+
+
+COUNTED: dict[str, Callable[[Any], Any]] = {
+    "arange": st.arange,
+    "split": lambda n: st.split(np.ones((4, 6), np.float32), n)[0],
+    "pad": lambda n: st.pad(np.ones((4, 6), np.float32), n),
+    "pad of an axis": lambda n: st.pad(np.ones((4, 6), np.float32), [(n, n), (0, n)]),
+    "roll": lambda n: st.roll(np.arange(6), n),
+    "tensordot": lambda n: st.tensordot(np.ones((2, 3, 3), np.float32), np.ones((3, 3, 5), np.float32), n),
+    "permutation": lambda n: st.random.permutation(st.random.key(0), n),
+    "rfft": lambda n: st.rfft(np.ones((3, 8), np.float32), n),
+    "frames": lambda n: st.frames(np.ones(9, np.float32), n, n),
+    "matrix_power": lambda n: st.matrix_power(np.eye(3, dtype=np.float32), n),
+    "group_norm": lambda n: st.group_norm(np.ones((2, 4, 3, 3), np.float32), n),
+    "max_pool2d": lambda n: st.max_pool2d(np.ones((1, 1, 6, 6), np.float32), n),
+    "avg_pool2d stride": lambda n: st.avg_pool2d(np.ones((1, 1, 6, 6), np.float32), 2, stride=n),
+    "conv2d": lambda n: st.conv2d(np.ones((1, 1, 6, 6), np.float32), np.ones((1, 1, 2, 2), np.float32), padding=(n, n)),
+    "topk": lambda n: st.topk(np.arange(6.0), n)[0],
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_are_whole_numbers_of_any_kind_and_nothing_else(name: str) -> None:
+    call = COUNTED[name]
+    want = call(2).numpy()
+    for n in (np.int64(2), np.uint8(2), np.int32(2)):
+        np.testing.assert_array_equal(call(n).numpy(), want)
+    for n in (2.5, "2", True, np.float32(2)):
+        if name == "arange" and not isinstance(n, str):
+            continue  # which counts in steps of any size
+        refused(lambda n=n: call(n))
 
 
 def test_comparisons_of_values_are_element_by_element() -> None:

@@ -6,7 +6,7 @@ import scipy.stats
 
 from strata import ops
 from strata.core import f32, i64, u32
-from strata.errors import DTypeError, OptionError
+from strata.errors import DTypeError, OptionError, ShapeError
 from strata.mir import batch, evaluate_values, placeholder
 from strata.ops import random
 from strata.ops.random import philox4x32
@@ -124,6 +124,8 @@ def test_draws_follow_their_distribution() -> None:
     ids = value(random.categorical(random.key(7), logits, shape=(5000,)))
     np.testing.assert_allclose(np.bincount(ids, minlength=3) / 5000, [0.1, 0.2, 0.7], atol=0.03)
     assert value(random.categorical(random.key(7), np.zeros((2, 3, 4)), axis=1)).shape == (2, 4)
+    with pytest.raises(ShapeError, match="axis 2 does not exist in 2 dimensions"):
+        random.categorical(random.key(7), np.zeros((2, 3)), axis=2)
     assert scipy.stats.kstest(value(random.exponential(random.key(8), (5000,))), "expon").pvalue > 1e-3
     assert scipy.stats.kstest(value(random.gumbel(random.key(8), (5000,))), "gumbel_r").pvalue > 1e-3
 

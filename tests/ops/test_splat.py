@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import strata as st
 from strata.config import using
+from strata.errors import OptionError, ShapeError, StrataError
 from strata.mir import REGISTRY, Graph
 from strata.ops.render.oracle import Camera, turned
 from strata.ops.render.oracle import render as oracle
@@ -240,6 +243,8 @@ BAD = {
     "everywhere": lambda p: p[1].__setitem__(2, 80.0),
     "no rotation": lambda p: p[2].__setitem__(3, 0.0),
     "a large rotation": lambda p: p[2].__setitem__(3, 40.0),
+    "turned out of range": lambda p: p[2].__setitem__(slice(None, 5), 1e38),
+    "turned too far": lambda p: p[2].__setitem__(3, 2e3),
     "no opacity": lambda p: p[3].__setitem__(slice(None, 3), 0.0),
     "opaque": lambda p: p[3].__setitem__(slice(None), 1.0),
     "more than opaque": lambda p: p[3].__setitem__(slice(None, 3), 7.0),
@@ -270,6 +275,26 @@ def test_a_camera_that_looks_nowhere() -> None:
     nowhere = camera(target=(0.3, 0.4, -2.5))  # itself: it looks along the third axis
     np.testing.assert_allclose(picture_of(parts, nowhere).numpy(), expected(parts, nowhere), atol=1e-4)
     assert np.isfinite(picture_of(parts, camera(up=(0.0, 0.0, 0.0))).numpy()).all()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tile_size": 2.5}, {"width": 7.5}, {"max_splat_steps": True}, {"max_list_entries": 40.0}]
+)
+def test_sizes_are_whole_numbers(fields: dict[str, Any]) -> None:
+    with pytest.raises(OptionError if "width" not in fields else StrataError, match=r"whole number|is not a size"):
+        st.splat_render(*scene(2), camera=camera(), **fields)
+    name, value = next(iter(fields.items()))
+    g = Graph("g")
+    inputs = [g.input(f"x{i}", (n,)) for i, n in enumerate((6, 6, 8, 2, 6, 0, 23))]
+    with pytest.raises(OptionError, match=f"{name} is {value}, not a whole number"):
+        REGISTRY["gaussian_splat_render"](**fields)(*inputs)
+
+
+def test_opacities_are_one_number_for_each() -> None:
+    parts = list(scene(4))
+    parts[3] = parts[3][:, None]
+    with pytest.raises(ShapeError, match=r"opacities is f32.4, 1., expected one number for each splat"):
+        st.splat_render(*parts, camera=camera())
 
 
 def test_threads_and_runs_give_the_same_bits() -> None:

@@ -160,7 +160,11 @@ class NodeView:
 
     def axis(self, name: str = "axis", default: int | None = None, *, of: int = 0) -> int:
         """An axis attribute, non-negative."""
-        axis, rank = self.attr(name, default), self.ndim(of)
+        return self.place(self.attr(name, default), self.ndim(of), name)
+
+    def place(self, axis: Any, rank: int | None = None, name: str = "axis") -> int:
+        """An axis of so many, by default those of the first input, non-negative."""
+        rank = self.ndim(0) if rank is None else rank
         if not isinstance(axis, int) or not -rank <= axis < max(rank, 1):
             raise ShapeError(f"{self.label}: {name} {axis} does not exist in {rank} dimensions", code="S500")
         return axis % max(rank, 1)

@@ -27,11 +27,17 @@ def pool_fields(
 ) -> tuple[Fields, Pairs]:
     """Windows of a pool, with what `ceil_mode` adds to the padding, and the padding as it was given."""
     if rank is None:
-        rank = x.ndim - 2 if isinstance(kernel, (int, np.integer)) else len(kernel)
+        rank = len(kernel) if isinstance(kernel, (list, tuple, np.ndarray)) else x.ndim - 2
     if rank < 1 or x.ndim < rank:
         raise ShapeError(f"{what}: needs at least {max(rank, 1)} axes to pool over, got {x.type}", code="S301")
+    if kernel is None:
+        raise OptionError(f"{what}: needs the size of its kernel, got None", code="O241")
     kernels = per_axis(kernel, rank, f"{what}: kernel")
-    strides = kernels if stride is None or stride in ((), []) else per_axis(stride, rank, f"{what}: stride")
+    strides = (
+        kernels
+        if stride is None or (isinstance(stride, (list, tuple)) and not stride)
+        else per_axis(stride, rank, f"{what}: stride")
+    )
     dilations = per_axis(dilation, rank, f"{what}: dilation")
     sizes = x.shape[x.ndim - rank :]
     given = _given_padding(padding, sizes, kernels, strides, dilations, what)
@@ -271,7 +277,7 @@ def max_unpool(
 ) -> Value:
     """Elements put back where `indices` of max_pool say they came from, zeros elsewhere."""
     value, places = as_value(x), as_value(indices)
-    rank = value.ndim - 2 if isinstance(kernel_size, (int, np.integer)) else len(kernel_size)
+    rank = len(kernel_size) if isinstance(kernel_size, (list, tuple, np.ndarray)) else value.ndim - 2
     kernel = per_axis(kernel_size, rank, "max_unpool: kernel")
     strides = kernel if stride is None else per_axis(stride, rank, "max_unpool: stride")
     pairs = padding_pairs(padding, rank, "max_unpool")

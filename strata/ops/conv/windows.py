@@ -13,6 +13,7 @@ import numpy as np
 
 from strata.core import Dim, SymExpr, TensorType, bool_, dim_max, dim_prod, f32, floordiv, i32, known_le, show_shape
 from strata.errors import OptionError
+from strata.kinds import whole_number
 from strata.mir import Op, Sample, UnaryOp, Value, function, op
 from strata.ops.base.frontend import Operand, as_value
 from strata.ops.base.movement import reshape, transpose
@@ -402,14 +403,15 @@ def per_axis(value: int | Sequence[int] | None, rank: int, what: str, default: i
     """One number for all axes, or one for each."""
     if value is None:
         return (default,) * rank
-    if isinstance(value, (int, np.integer)):
-        return (int(value),) * rank
-    entries = tuple(int(v) for v in value)
-    if len(entries) == 1:
-        return entries * rank
-    if len(entries) != rank:
-        raise OptionError(f"{what}: {len(entries)} entries for {rank} axes: {entries}", code="O241")
-    return entries
+    entries = tuple(value) if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str) else (value,)
+    numbers = tuple(n for n in map(whole_number, entries) if n is not None)
+    if len(numbers) != len(entries):
+        raise OptionError(f"{what}: {value!r} is neither a whole number nor one for each axis", code="O241")
+    if len(numbers) == 1:
+        return numbers * rank
+    if len(numbers) != rank:
+        raise OptionError(f"{what}: {len(numbers)} entries for {rank} axes: {numbers}", code="O241")
+    return numbers
 
 
 def padding_pairs(padding: Any, rank: int, what: str) -> Pairs:

@@ -244,16 +244,17 @@ def arange(start: Any, stop: Any = None, step: Numbers = 1, dtype: Any = None) -
     """start, start + step, … below stop; from 0 when only a stop is given. Ints give i64, floats f32."""
     if stop is None:
         start, stop = 0, start
+    start, stop, step = (int(v) if isinstance(v, np.integer) else v for v in (start, stop, step))
     if step == 0:
         raise OptionError("arange: the step must not be 0", code="O204")
-    whole = all(isinstance(v, (int, np.integer, SymExpr)) for v in (start, stop, step))
+    whole = all(isinstance(v, (int, SymExpr)) for v in (start, stop, step))
     wanted = as_dtype(dtype) if dtype is not None else i64 if whole else f32
     if whole:
-        count = dim_max((stop - start + (int(step) - (1 if step > 0 else -1))) // int(step), 0)
+        count = dim_max((stop - start + (step - (1 if step > 0 else -1))) // step, 0)
         ramp = iota((count,))
         if step != 1:
-            ramp = ramp * int(step)
-        offset = dim_size(start) if isinstance(start, SymExpr) else int(start)
+            ramp = ramp * step
+        offset = dim_size(start) if isinstance(start, SymExpr) else start
         return METHODS["cast"](ramp if start == 0 else ramp + offset, wanted)
     count = max(math.ceil((stop - start) / step), 0)
     return constant(start + np.arange(count, dtype=np.float64) * step, wanted)
@@ -295,6 +296,11 @@ def pad(x: Operand, widths: Any, mode: str = "constant", constant_values: Number
 
 
 def _pairs(x: Value, widths: Any) -> list[tuple[Dim, Dim]]:
+    found = _given_pairs(x, widths)
+    return [(int(a) if isinstance(a, np.integer) else a, int(b) if isinstance(b, np.integer) else b) for a, b in found]
+
+
+def _given_pairs(x: Value, widths: Any) -> list[tuple[Any, Any]]:
     def is_size(w: Any) -> bool:
         return isinstance(w, (int, np.integer, SymExpr)) and not isinstance(w, bool)
 

@@ -230,7 +230,7 @@ def _from_lists(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
 
 
 @function()
-def tensordot(x: Operand, y: Operand, axes: Any = 2) -> Value:
+def tensordot(x: Operand, y: Operand, axes: int | Sequence[int | Sequence[int]] = 2) -> Value:
     """Sum over the last axes of x and the first of y, or over pairs of axes."""
     a, b = promoted(x, y)
     if isinstance(axes, int):
@@ -238,7 +238,7 @@ def tensordot(x: Operand, y: Operand, axes: Any = 2) -> Value:
             raise ShapeError(f"tensordot: {a.type} and {b.type} do not both have {axes} axes", code="S380")
         left, right = range(a.ndim - axes, a.ndim), range(axes)
     else:
-        left, right = ([i] if isinstance(i, int) else list(i) for i in axes)  # type: ignore[assignment]
+        left, right = ([i] if isinstance(i, (int, np.integer)) else list(i) for i in axes)  # type: ignore[assignment]
     places = (
         tuple(normalize_axis(i, a.ndim, "tensordot") for i in left),
         tuple(normalize_axis(i, b.ndim, "tensordot") for i in right),

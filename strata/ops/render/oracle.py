@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 C0, C1 = 0.28209479177387814, 0.4886025119029199
+LONGEST_TURN = 1e3  # of a number of a rotation that is drawn
 
 
 def normalized(v: np.ndarray) -> np.ndarray:
@@ -135,7 +136,7 @@ def render(op: Any, positions: np.ndarray, log_scales: np.ndarray, rotations: np
             [p, ls, q, colour, harmonics[:, :4].reshape(count, 3 * min(op.sh_coefficients, 4)), opacity[:, None]], 1
         )
     )
-    drawn = good.all(1)
+    drawn = good.all(1) & (np.abs(q) <= LONGEST_TURN).all(1)
     p, ls, q, colour, harmonics, opacity = (
         np.where(drawn.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0) for x in (p, ls, q, colour, harmonics, opacity)
     )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 C0, C1 = 0.28209479177387814, 0.4886025119029199  # real spherical harmonics of degree 0 and 1
 SMALLEST = 1e-6 / 3  # half of a splat's axis
+LONGEST_TURN = 1e3  # of a number of a rotation: its square scales the axes, whose powers must stay numbers
 LARGEST_LOG = 11.0  # of a scale: beyond it a splat is as good as everywhere
 FARTHEST = 1e5  # half axes from which on a splat covers nothing
 NEAREST = 1e-4  # depth in front of the camera
@@ -110,7 +111,8 @@ class SplatParts:
 
 
 def finite_parts(scene: Scene, camera: CameraView) -> SplatParts:
-    """The parameters of splats. A splat that has NaN or infinity is not drawn, and what stands for it is harmless."""
+    """The parameters of splats. One that has NaN, infinity or a rotation out of all proportion is not drawn, and what
+    stands for it is harmless."""
     columns = [
         [x[:, i] for i in range(width)]
         for x, width in ((scene.positions, 3), (scene.log_scales, 3), (scene.rotations, 4), (scene.colors, 3))
@@ -125,6 +127,8 @@ def finite_parts(scene: Scene, camera: CameraView) -> SplatParts:
     for some in lists:
         for x in some:
             good = good & isfinite(x)
+    for x in columns[2]:
+        good = good & (abs_(x) <= LONGEST_TURN)
     safe = [[where(good, x, 0.0) for x in some] for some in lists]
     p, ls, q, rgb = safe[:4]
     s0, s1, s2 = (maximum(scene.op.radius_scale * exp(clip(x, None, LARGEST_LOG)), SMALLEST) for x in ls)

@@ -14,6 +14,7 @@ import numpy as np
 
 from strata.core import Dim, TensorType, f32
 from strata.errors import OptionError, ShapeError
+from strata.kinds import whole_number
 from strata.mir import Sample, Value, function, op, pullback_once
 from strata.ops.base.creation import iota, zeros
 from strata.ops.base.elementwise import maximum, power
@@ -68,6 +69,8 @@ class GaussianSplats(WholeScene):
         return self.columns * self.rows
 
     def check_fields(self) -> None:
+        for name in ("width", "height", "tile_size", "max_list_entries", "max_splat_steps"):
+            self._check_field(name, whole_number(getattr(self, name)) is not None, "a whole number")
         for name in ("width", "height", "tile_size", "max_list_entries"):
             self._check_field(name, getattr(self, name) >= 1, "at least 1")
         for name in ("radius_scale", "alpha_cutoff"):
@@ -403,7 +406,9 @@ def splat_render(
     splat: 16 a splat by default.
     """
     given = promoted(positions, log_scales, rotations, opacities, camera)
-    count = given[3].shape[0] if given[3].ndim == 1 else -1
+    if given[3].ndim != 1:
+        raise ShapeError(f"splat_render: opacities is {given[3].type}, expected one number for each splat", code="S291")
+    count = given[3].shape[0]
     kind = given[0].dtype
     if colors is None and sh is None:
         raise OptionError("splat_render: needs colors, sh or both", code="O279")

@@ -212,7 +212,9 @@ def _checked_ranges(ranges: Sequence[range | tuple[int, int]]) -> list[range]:
     if not made:
         raise OptionError("a bucketed cache needs at least one bucket", code="O407", place=here())
     for i, r in enumerate(made):
-        if r.step != 1 or r.stop <= r.start:
+        if r.step != 1:
+            raise OptionError(f"bucket {i} leaves out keys: {r}", code="O407", place=here())
+        if r.stop <= r.start:
             raise OptionError(f"bucket {i} is empty: {r.start}..{r.stop}", code="O407", place=here())
         if i and r.start < made[i - 1].stop:
             before = made[i - 1]
@@ -230,6 +232,8 @@ def _padded_input(
     array = np.asarray(data)
     if inner is None:
         return array
+    if inner < 0:
+        raise ShapeError(f"run_padded: input {name!r} has no rows of {inner}", code="S402", place=here())
     kind = compiled.inputs.get(name)
     if kind is not None and array.ndim <= 2 and inner > 1 and kind.shape == (upper * inner,):
         if array.size != actual * inner:
@@ -267,8 +271,8 @@ def slice_rows(data: Any, inner: int | None, actual: int) -> np.ndarray:
     """The first rows. With `inner`, data is flat and a row has that many elements."""
     array = np.asarray(data)
     rows = _row_count(array, inner)
-    if actual > rows:
-        raise ShapeError(f"slice_rows: {actual} rows exceed the {rows} that there are", code="S402", place=here())
+    if not 0 <= actual <= rows:
+        raise ShapeError(f"slice_rows: {actual} rows of {rows}", code="S402", place=here())
     return array[: actual * (inner or 1)]
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import strata.tensor as tensors
-from strata.core import DType, as_dtype, here, i64, u64
-from strata.errors import DTypeError
+from strata.core import DType, as_dtype, here, i64, normalize_axis, u64
+from strata.errors import DTypeError, OptionError
 from strata.tensor.creation import asarray
 from strata.tensor.tensor import Tensor
 from strata.tensor.xp.dtypes import result_type
@@ -90,7 +90,9 @@ def any(x: Tensor, /, *, axis: Any = None, keepdims: bool = False) -> Tensor:
 
 
 def _cumulative(name: str, start: int, x: Tensor, axis: int | None, dtype: Any, include_initial: bool) -> Tensor:
-    at = (axis or 0) % x.ndim
+    if axis is None and x.ndim != 1:
+        raise OptionError(f"{name}: an axis is needed in {x.ndim} dimensions", code="O120", place=here())
+    at = normalize_axis(0 if axis is None else axis, x.ndim, name)
     kind = _sum_dtype(x, dtype)
     run: Tensor = getattr(_ops, name)(x.cast(kind), at)
     if include_initial:

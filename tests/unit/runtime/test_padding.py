@@ -25,6 +25,7 @@ def test_pad_and_slice_rows() -> None:  # behaviour 94
         lambda: pad_rows([1, 2, 3, 4], 2, 1),
         lambda: slice_rows([1, 2, 3], 2, 1),
         lambda: slice_rows([1, 2], 1, 3),
+        lambda: slice_rows([1, 2], 1, -1),
     ):
         with pytest.raises(ShapeError):
             call()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import strata as st
+from strata.errors import OptionError, ShapeError
 
 RNG = np.random.default_rng(11)
 X = RNG.standard_normal((3, 4)).astype("f4")
@@ -133,3 +134,13 @@ def test_values_are_those_of_numpy(name: str) -> None:
         for x, y in zip(made, wanted, strict=True):
             assert x.dtype.kind == y.dtype.kind
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["cumulative_sum", "cumulative_prod"])
+def test_a_running_sum_needs_an_axis_that_exists(name: str) -> None:
+    run = getattr(st.xp, name)
+    for axis in (2, -3):
+        with pytest.raises(ShapeError, match=f"axis {axis} does not exist in 2 dimensions"):
+            run(st.ones((2, 3)), axis=axis)
+    with pytest.raises(OptionError, match="an axis is needed in 2 dimensions"):
+        run(st.ones((2, 3)))

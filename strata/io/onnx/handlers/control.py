@@ -191,7 +191,8 @@ def _scan(n: NodeView, state: Sequence[Value], xs: Sequence[Value]) -> tuple[Any
     body = n.attr("body")
     axes = n.attr("scan_input_axes", (0,) * len(xs))
     backwards = n.attr("scan_input_directions", (0,) * len(xs))
-    rows = [ops.moveaxis(x, a % x.ndim, 0) if a % x.ndim else x for x, a in zip(xs, axes, strict=True)]
+    places = [n.place(a, x.ndim, "scan_input_axes") for x, a in zip(xs, axes, strict=True)]
+    rows = [ops.moveaxis(x, a, 0) if a else x for x, a in zip(xs, places, strict=True)]
     rows = [ops.flip(x, 0) if back else x for x, back in zip(rows, backwards, strict=True)]
     results = len(body.output) - len(state)
     try:

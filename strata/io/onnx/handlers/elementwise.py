@@ -46,7 +46,7 @@ def _pair(n: NodeView) -> tuple[Value, Value]:
         x, y = n.tracer.agree(x, y)
     axis = n.attr("axis")
     if n.version < 7 and n.attr("broadcast", 0) and axis is not None:
-        y = ops.reshape(y, (*y.shape, *(1,) * (x.ndim - axis % x.ndim - y.ndim)))
+        y = ops.reshape(y, (*y.shape, *(1,) * (x.ndim - n.place(axis, x.ndim) - y.ndim)))
     return x, y
 
 

@@ -18,7 +18,7 @@ def reduce_axes(n: NodeView) -> tuple[int, ...] | None:
     axes = n.ints(1) if n.has(1) else n.attr("axes")
     if axes is None or len(axes) == 0:
         return () if n.attr("noop_with_empty_axes", 0) else None
-    return tuple(a % n.ndim(0) for a in axes)
+    return tuple(n.place(a) for a in axes)
 
 
 def _l1(x: Value, axis: Any, keepdims: bool) -> Value:
@@ -138,7 +138,7 @@ def cumprod(n: NodeView) -> Value:
 
 def _running(n: NodeView, fn: Callable[..., Value]) -> Value:
     x = n[0]
-    axis = int(n.scalar(1)) % x.ndim
+    axis = n.place(int(n.scalar(1)))
     options = {"exclusive": bool(n.attr("exclusive", 0)), "reverse": bool(n.attr("reverse", 0))}
     return ops.cast(fn(accumulate_in(x), axis, None, **options), x.dtype)
 
@@ -161,7 +161,7 @@ def _first_maximum(x: Value, axis: int) -> Value:
 def _rows(n: NodeView, axis: int, fn: Callable[[Value, int], Value]) -> Value:
     """Before opset 13 these ops see a matrix: the axes from `axis` on are one."""
     x = n[0]
-    split = n.attr("axis", 1) % max(x.ndim, 1)
+    split = n.place(n.attr("axis", 1)) if x.ndim else 0
     if x.ndim == 0:
         return fn(ops.reshape(x, (1,)), 0).reshape(())
     if split == x.ndim - 1:

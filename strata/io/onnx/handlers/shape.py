@@ -135,7 +135,7 @@ def squeeze(n: NodeView) -> Any:
 def unsqueeze(n: NodeView) -> Any:
     axes = _axes(n) or ()
     rank = n.ndim(0) + len(axes)
-    added, rest = {a % rank for a in axes}, iter(n.shape(0))
+    added, rest = {n.place(a, rank) for a in axes}, iter(n.shape(0))
     if len(added) != len(axes):
         raise ShapeError(f"unsqueeze: axes {list(axes)} name one axis twice", code="S500")
     dims = tuple(1 if i in added else next(rest) for i in range(rank))
@@ -193,11 +193,11 @@ def _slice(n: NodeView, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
     if _move_host(n):
         index: list[Any] = [slice(None)] * n.ndim(0)
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-            index[axis] = slice(start, None if step < 0 and end < -n.array(0).shape[axis] else end, step)
+            index[n.place(axis)] = slice(start, None if step < 0 and end < -n.array(0).shape[axis] else end, step)
         return n.array(0)[tuple(index)]
     x = n[0]
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        x = _slice_axis(x, axis % x.ndim, start, end, int(step))
+        x = _slice_axis(x, n.place(axis), start, end, int(step))
     return x
 
 
@@ -342,7 +342,7 @@ def pad_inputs(n: NodeView) -> Value:
 def _pad(n: NodeView, pads: Any, fill: Any, axes: tuple[int, ...] | None) -> Value:
     x = n[0]
     mode = n.choice("mode", "constant", ("constant", "reflect", "edge", "wrap"))
-    axes = tuple(range(x.ndim)) if axes is None else tuple(a % x.ndim for a in axes)
+    axes = tuple(range(x.ndim)) if axes is None else tuple(n.place(a) for a in axes)
     half = len(pads) // 2
     widths: list[tuple[Dim, Dim]] = [(0, 0)] * x.ndim
     for i, axis in enumerate(axes):
@@ -363,7 +363,7 @@ def center_crop_pad(n: NodeView) -> Value:
     x = n[0]
     wanted = n.ints(1)
     axes = n.attr("axes", tuple(range(x.ndim)))
-    for size, axis in zip(wanted, (a % x.ndim for a in axes), strict=True):
+    for size, axis in zip(wanted, (n.place(a) for a in axes), strict=True):
         have = x.shape[axis]
         if size < have:
             x = ops.narrow(x, axis, (have - size) // 2, size)

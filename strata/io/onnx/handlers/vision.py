@@ -47,7 +47,7 @@ def resize(n: NodeView) -> Value:
         "keep_aspect_ratio_policy": str(n.attr("keep_aspect_ratio_policy", "stretch")),
     }
     if n.has_attr("axes"):
-        options["axes"] = tuple(a % x.ndim for a in n.attr("axes"))
+        options["axes"] = tuple(n.place(a) for a in n.attr("axes"))
     if transformation == "tf_crop_and_resize":
         options["roi"] = n.array(1).reshape(-1).tolist()
     if n.has(3) and n.shape(3) != (0,):

@@ -265,6 +265,29 @@ def test_wrong_inputs(feeds: dict[str, Any], error: type[Exception], words: str)
         m.run(feeds)
 
 
+AXES: dict[str, tuple[str, dict[str, Any], list[tuple[str, list[int]]], int]] = {
+    "reduce": ("ReduceSum", {}, [("axes", [2])], 21),
+    "reduce of an attribute": ("ReduceMax", {"axes": [-3]}, [], 13),
+    "running sum": ("CumSum", {}, [("axis", [4])], 21),
+    "softmax of trailing axes": ("Softmax", {"axis": 3}, [], 11),
+    "slice": ("Slice", {}, [("starts", [0]), ("ends", [1]), ("axes", [2])], 21),
+    "pad": ("Pad", {}, [("pads", [1, 1]), ("", []), ("axes", [-4])], 21),
+    "unsqueeze": ("Unsqueeze", {}, [("axes", [3])], 21),
+    "crop": ("CenterCropPad", {"axes": [2]}, [("shape", [1])], 21),
+    "resize": ("Resize", {"axes": [5]}, [("", []), ("", []), ("sizes", [4])], 21),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_axes_that_do_not_exist_are_refused(name: str) -> None:
+    op, attributes, held, opset = AXES[name]
+    initializers = {k: np.asarray(v, np.int64) for k, v in held if k}
+    made = node(op, ["x", *(k for k, _ in held)], ["y"], **attributes)
+    whole = model([made], [port("x", (2, 3))], [port("y", None)], opset=opset, initializers=initializers)
+    with pytest.raises(ShapeError, match=r"does not exist in [23] dimensions"):
+        load(whole).run(x=np.ones((2, 3), np.float32))
+
+
 def test_names_are_what_they_are_called_for() -> None:
     """Whichever is asked for first, and whatever modules it loads."""
     code = (

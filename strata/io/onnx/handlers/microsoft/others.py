@@ -90,7 +90,7 @@ def inverse(n: NodeView) -> Value:
 @reads("ExpandDims", domain=MS)
 def expand_dims(n: NodeView) -> Value:
     axis = int(n.scalar(1))
-    return ops.insert_axis(n[0], axis % (n.ndim(0) + 1))
+    return ops.insert_axis(n[0], n.place(axis, n.ndim(0) + 1))
 
 
 @reads("CDist", domain=MS)

@@ -77,7 +77,7 @@ def qlinear_softmax(n: NodeView) -> Any:
     x = (wide(n, 0) - wide(n, 2) if n.has(2) else wide(n, 0)) * wide(n, 1)
     axis = int(n.attr("axis", -1))
     if int(n.attr("opset", 13)) < 13:
-        y = _softmax_from(x, axis % x.ndim)
+        y = _softmax_from(x, n.place(axis))
     else:
         y = ops.softmax(x, axis)
     return to_codes(y / wide(n, 3), wide(n, 4), n.np_dtype(4), n)
@@ -114,7 +114,7 @@ def bias_split_gelu(n: NodeView) -> Value:
 @reads("BiasSoftmax", domain=MS)
 def bias_softmax(n: NodeView) -> Value:
     """Softmax of x + bias over an axis and all behind it."""
-    return _softmax_from(n[0] + n[1], n.attr("axis", 1) % n.ndim(0))
+    return _softmax_from(n[0] + n[1], n.axis("axis", 1))
 
 
 def _softmax_from(x: Value, axis: int) -> Value:
