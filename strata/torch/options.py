@@ -50,6 +50,8 @@ class TorchOptions:
                 )
         made = cls(**own, compile=given)
         CompileOptions(**given)
+        if made.device:
+            made.session()  # a device that is not there is an error, not a reason to stay in torch
         return made
 
     def session(self, place: Any = None) -> Session:

@@ -19,7 +19,8 @@ from strata.torch.kinds import to_array, to_tensor
 from strata.torch.reports import GraphReport
 
 LINALG = ("X200", "X201", "X202")  # what torch has an error of its own for: matrices that are singular, and the like
-PROBES = 4  # elements of a parameter that are looked at in every call
+SMALL = 1 << 16  # bytes of a parameter that is compared whole in every call
+PROBES = 64  # elements that are looked at of a larger one
 
 
 class TorchProgram:
@@ -105,8 +106,8 @@ class TorchProgram:
     def _bind(self, args: Sequence[Any]) -> None:
         """Give the program the parameters, unless it has them as they are.
 
-        A change is seen by the tensor, its memory, its version, or a few of its elements: code that writes through
-        `.data` leaves no other trace. Where one has changed, all are read again.
+        A change is seen by the tensor, its memory, its version, or its elements, a few of them where it is large: code
+        that writes through `.data` leaves no other trace. Where one has changed, all are read again.
         """
         bound = self._bound
         if bound is not None and self._is_bound(args, bound):
@@ -127,14 +128,16 @@ class TorchProgram:
                 (now is not t and now.data_ptr() != pointer)
                 or now._version != version
                 or now.data_ptr() != pointer
-                or probe.tobytes() != seen
+                or seen != (probe if type(seen) is bytearray else probe.tobytes())
             ):
                 return False
         return True
 
     def _note(self, t: Any, array: Any) -> Any:
         flat = array.reshape(-1)
-        probe = flat[:: max(1, flat.size // PROBES)][: PROBES + 1]
+        if flat.nbytes <= SMALL:  # compared in place
+            return t, t.data_ptr(), t._version, bytearray(flat.tobytes()), memoryview(flat.view(np.uint8))
+        probe = flat[:: flat.size // PROBES]
         return t, t.data_ptr(), t._version, probe.tobytes(), probe
 
     def _read(self, t: Any, order: tuple[int, ...] | None) -> Any:

@@ -5,17 +5,19 @@ The draws of a program are made in the order of its ops, with the calls that tor
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from strata import ops
 from strata.core import TensorType, bool_
 from strata.mir import Value
 from strata.torch.aten.promotion import value
 from strata.torch.kinds import torch_dtype
-from strata.torch.table import Unsupported
+from strata.torch.table import Unsupported, overload_name
 
 DRAWS: dict[str, Callable[..., Any]] = {}
 
@@ -87,19 +89,72 @@ def bernoulli(build: Any, node: Any, out: TensorType, x: Value, p: float = 0.5, 
     return build.drawn(node, out, lambda shape: torch.empty(shape, dtype=dtype).bernoulli_(p))
 
 
-@_draws("uniform")
-def uniform(
-    build: Any, node: Any, out: TensorType, x: Value, low: float = 0.0, high: float = 1.0, **options: Any
-) -> Value:
-    _plain(options)
-    dtype = torch_dtype(out.dtype)
-    return build.drawn(node, out, lambda shape: torch.empty(shape, dtype=dtype).uniform_(low, high))
+def _filled(name: str, *defaults: float) -> Any:
+    """A draw that `torch.empty(...).<name>_(...)` makes, whatever was there before."""
+
+    def rule(build: Any, node: Any, out: TensorType, x: Value, *args: float, **options: Any) -> Value:
+        generator, named = options.pop("generator", None), tuple(options.values())
+        _plain({"generator": generator})
+        given = (*args, *named, *defaults[len(args) + len(named) :])
+        dtype = torch_dtype(out.dtype)
+        return build.drawn(node, out, lambda shape: getattr(torch.empty(shape, dtype=dtype), f"{name}_")(*given))
+
+    return rule
 
 
-@_draws("normal_functional")
-def normal(
-    build: Any, node: Any, out: TensorType, x: Value, mean: float = 0.0, std: float = 1.0, **options: Any
-) -> Value:
+_draws("uniform")(_filled("uniform", 0.0, 1.0))
+_draws("normal_functional")(_filled("normal", 0.0, 1.0))
+_draws("exponential")(_filled("exponential", 1.0))
+_draws("cauchy")(_filled("cauchy", 0.0, 1.0))
+_draws("log_normal")(_filled("log_normal", 1.0, 2.0))
+_draws("geometric")(_filled("geometric"))
+
+
+@_draws("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
+def normal(build: Any, node: Any, out: TensorType, mean: Any, std: Any = 1.0, **options: Any) -> Value:
     _plain(options)
     dtype = torch_dtype(out.dtype)
-    return build.drawn(node, out, lambda shape: torch.empty(shape, dtype=dtype).normal_(mean, std))
+    if isinstance(std, Value):
+        drawn = build.drawn(node, out, lambda shape: torch.empty(shape, dtype=dtype).normal_())
+        return drawn * value(std, out.dtype) + value(mean, out.dtype)
+    drawn = build.drawn(node, out, lambda shape: torch.empty(shape, dtype=dtype).normal_(0.0, std))
+    return drawn + value(mean, out.dtype)
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether an op takes numbers from torch's generator."""
+    target = node.target
+    if overload_name(target) in DRAWS:
+        return True
+    if isinstance(target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, torch._ops.HigherOrderOperator) and "rng_state" in target.name()
+
+
+class _After(torch.nn.Module):
+    """An op that runs after another one."""
+
+    def __init__(self, target: Callable[..., Any]) -> None:
+        super().__init__()
+        self.target = target
+
+    def forward(self, earlier: Any, *args: Any, **options: Any) -> Any:
+        return self.target(*args, **options)
+
+
+def keep_order(gm: fx.GraphModule, nodes: list[fx.Node]) -> None:
+    """Make ops that draw run in their order, whatever is done to the graph: each depends on the one before it."""
+    earlier = nodes[0]
+    for at, node in enumerate(nodes[1:]):
+        name = f"drawn_{at}"
+        gm.add_submodule(name, _After(node.target))  # type: ignore[arg-type]
+        with gm.graph.inserting_before(node):
+            if isinstance(earlier.meta["val"], (tuple, list)):  # users of tuples take them apart
+                first = gm.graph.call_function(operator.getitem, (earlier, 0))
+                first.meta["val"] = earlier.meta["val"][0]
+                earlier = first
+            made = gm.graph.call_module(name, (earlier, *node.args), dict(node.kwargs))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        gm.graph.erase_node(node)
+        earlier = made

@@ -14,6 +14,7 @@ from strata.torch.attention import remember
 from strata.torch.convert import convert
 from strata.torch.options import TorchOptions
 from strata.torch.program import compile_graph
+from strata.torch.random import draws, keep_order
 from strata.torch.reports import GraphReport
 from strata.torch.strides import lay_inputs
 from strata.torch.symbols import SymbolNodes, give_symbols
@@ -31,8 +32,20 @@ def run_split(
             return node.op == "call_function" and node not in unsupported and not _is_plain_size(node)
 
     unsupported = {**unsupported, **{made: why for n, why in unsupported.items() for made in remember(n)}}
-    parts = CapabilityBasedPartitioner(gm, Supported(), allows_single_node_partition=True)
-    split = parts.fuse_partitions(parts.propose_partitions())
+
+    def partitioner() -> Any:  # it looks at who needs whom as it is made
+        return CapabilityBasedPartitioner(gm, Supported(), allows_single_node_partition=True)
+
+    parts = partitioner()
+    proposed = parts.propose_partitions()
+    drawing = [n for n in gm.graph.nodes if n.op == "call_function" and draws(n)]
+    if len(drawing) > 1 and not any(all(n in part.nodes for n in drawing) for part in proposed):
+        report.stay({n: "it draws between parts of the graph" for n in drawing if n not in unsupported})
+        keep_order(gm, drawing)
+        unsupported |= dict.fromkeys(drawing, "")
+        parts = partitioner()
+        proposed = parts.propose_partitions()
+    split = parts.fuse_partitions(proposed)
     known = SymbolNodes(split.graph)
     for node in list(split.graph.nodes):
         part = getattr(split, str(node.target)) if node.op == "call_module" else None

@@ -37,7 +37,7 @@ def test_inference_is_eagers() -> None:
         torch.testing.assert_close(compiled(model)(x), model(x))
 
 
-@pytest.mark.parametrize("change", ["no_grad", "data", "replace"])
+@pytest.mark.parametrize("change", ["no_grad", "data", "element", "limits", "replace"])
 def test_changed_parameters_are_seen(change: str) -> None:
     model = mlp().eval()
     run, x = compiled(model), torch.randn(3, 16)
@@ -47,6 +47,10 @@ def test_changed_parameters_are_seen(change: str) -> None:
             model[0].weight.mul_(2)
         elif change == "data":
             model[0].weight.data.mul_(2)
+        elif change == "element":
+            model[0].weight.data[17, 5] = 9
+        elif change == "limits":
+            model[0].weight.data.clamp_(-0.2, 0.2)
         else:
             model[0].weight.data = torch.randn(32, 16)
         torch.testing.assert_close(run(x), model(x))

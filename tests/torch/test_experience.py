@@ -137,6 +137,11 @@ def test_an_option_that_is_no_flag() -> None:
         torch.compile(lambda x: x + 1, backend="strata", options={"background": 3})(torch.ones(2))
 
 
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(Exception, match="'tpu' is a target to plan for, not a device"):
+        torch.compile(lambda x: x + 1, backend="strata", options={"device": "tpu"})(torch.ones(2))
+
+
 PROGRAM = """
 import sys
 import torch

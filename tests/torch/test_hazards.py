@@ -161,6 +161,37 @@ def test_random_numbers_are_torchs() -> None:
     torch.testing.assert_close(ours, f(x))
 
 
+def test_draws_follow_each_other_as_in_torch() -> None:
+    """Also where some are torch's and the graph is split."""
+
+    def f(x: torch.Tensor) -> Any:
+        first = torch.nn.functional.dropout(x, 0.3)
+        count = (x > 0).nonzero().shape[0]
+        second = torch.nn.functional.dropout(x.sin(), 0.3)
+        chosen = torch.multinomial(torch.ones(5), 3)
+        return (
+            torch.nn.functional.dropout(first * count, 0.2), second[chosen], torch.normal(x, 2.0), torch.rand(3),
+            torch.empty(4).exponential_(2), torch.empty(3).geometric_(0.3), torch.normal(1.0, x.abs()),
+            torch.empty(3).cauchy_(), torch.empty(3).log_normal_(0.5), torch.empty(3).uniform_(1, 2),
+        )  # fmt: skip
+
+    run, x = torch.compile(f, backend="strata"), torch.randn(5, 6)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            ours: Any = run(x)
+            torch.manual_seed(seed)
+            torch.testing.assert_close(ours, f(x))
+    assert "aten.multinomial.default" in st.torch.report().stayed
+
+
+@pytest.mark.parametrize("narrow", [torch.uint8, torch.int8, torch.int16])
+def test_numbers_beyond_a_narrow_type_wrap_around(narrow: torch.dtype) -> None:
+    x = torch.tensor([1.5, -1.5, 300.0, -300.0, 70000.0, -70000.0, 0.25])
+    run: Any = torch.compile(lambda x: x.to(narrow), backend="strata", options={"strict": True})
+    assert torch.equal(run(x), x.to(torch.int64).to(narrow))
+
+
 def test_mixed_arithmetic_follows_torch() -> None:
     a, b, c = torch.arange(4), torch.tensor(2.5), torch.randn(4, dtype=torch.float64)
 

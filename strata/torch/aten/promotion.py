@@ -24,6 +24,8 @@ def value(x: Any, dtype: DType | None = None) -> Value:
             return x
         if x.dtype.is_complex and not dtype.is_complex:
             raise Unsupported(f"{x.dtype} as {dtype}, without its imaginary part")
+        if x.dtype.is_float and dtype.is_int and dtype.bits < 32 and not _is_bounded(x):
+            x = METHODS["cast"](x, i64)  # torch wraps around, where a cast of ours stops at the limits
         return METHODS["cast"](x, dtype)
     if isinstance(x, SymExpr):
         return value(METHODS["dim_size"](x), dtype)
@@ -39,6 +41,11 @@ def number(x: Any, dtype: DType) -> Any:
     made = value(x, dtype).node.op
     assert isinstance(made, Constant)
     return made.data.array.item()
+
+
+def _is_bounded(x: Value) -> bool:
+    """Whether limits were put on a tensor just now, as quantisation does."""
+    return x.node.op.name in ("clip", "minimum", "maximum", "relu", "sigmoid")
 
 
 def _wrapped(n: int, dtype: DType) -> int:
