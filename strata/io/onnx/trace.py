@@ -24,6 +24,7 @@ from strata.io.onnx.items import NOTHING, Host, Item, Labels, Maps, Nothing, Siz
 from strata.io.onnx.limits import OnnxLimits
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.program import OnnxProgram, expand_standard, opset_table, outer_names, tensor_type
+from strata.io.onnx.registry import NEVER_FOLDED
 from strata.io.onnx.sizes import SIZE_RULES
 from strata.mir import (
     Constant,
@@ -48,19 +49,13 @@ MOST_SIZES = 1 << 10  # elements of shapes that are computed with symbolically
 HOST_LIMIT = 1 << 12  # elements of run-time data that are computed with on the host
 Execute = Callable[[Graph, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
-# Nodes that are never evaluated while reading: they draw numbers, or do their own thing with what is known.
-KEEP = {
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout",
-    "If", "Loop", "Scan", "SequenceMap",
-}  # fmt: skip
-
 
 def _is_kept(node: Any, items: Sequence[Item | None]) -> bool:
     """Whether a node stays one of the graph though its inputs are known: also weights that are codes stay codes."""
     if node.op_type == "DequantizeLinear":
         codes = items[0] if items else None
         return isinstance(codes, Host) and codes.array.dtype in (np.int8, np.uint8) and codes.array.ndim > 1
-    return node.op_type in KEEP
+    return node.op_type in NEVER_FOLDED
 
 
 class NeedsData(Exception):  # noqa: N818
@@ -510,6 +505,16 @@ class OnnxTracer:
         for (place, _), array in zip(found, arrays, strict=True):
             put(items, place, Host(array, fixed))
         return list(items.values())
+
+    def evaluated(self, read: Callable[[NodeView], Any], view: NodeView) -> list[np.ndarray]:
+        """What a reader makes of a node on arrays of the host, evaluated now."""
+        outer, self._folding = self._folding, {}
+        try:
+            result = read(view)
+            made = result if isinstance(result, tuple) else (result,)
+            return [self.array(x) for x in made]
+        finally:
+            self._folding = outer
 
     def _is_small(self, values: Sequence[Value], most: int) -> bool:
         """Whether values can be evaluated now: few elements, and room for all that is computed on the way."""
