@@ -9,8 +9,9 @@ import numpy as np
 
 from strata.config import config
 from strata.core import Dim, over_budget, require, substitute
-from strata.errors import FileError, OptionError, ShapeError
+from strata.errors import DTypeError, FileError, OptionError, ShapeError
 from strata.io.onnx.catalogue import ops
+from strata.io.onnx.dtypes import in_graphs, numpy_dtype
 from strata.io.onnx.items import Host, Item, Sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
@@ -20,6 +21,9 @@ from strata.mir import Constant, Value, constant
 UNROLL = 8  # steps of a loop that are written out rather than made a loop of the graph
 WRITTEN = 4  # of the nodes that a model may become, those of a loop whose steps are written out are one in so many
 TRUE = Host(np.array(True))
+
+# why a body does not become one op of the graph: data decide, types change, sequences, elements that graphs do not have
+NOT_ONE_OP = (NeedsData, ShapeError, OptionError, DTypeError)
 
 
 def known_bool(item: Item | None, default: bool | None = None) -> bool | None:
@@ -40,7 +44,7 @@ def if_(n: NodeView) -> tuple[Any, ...]:
     if chosen is None:
         try:
             return _both(n, branches)
-        except (NeedsData, ShapeError, OptionError):  # the branches differ in type: the data decide
+        except NOT_ONE_OP:  # the branches differ in type, or have texts: the data decide
             pass
         chosen = bool(n.array(0).reshape(-1)[0])
     return tuple(n.tracer.run_graph(branches[0] if chosen else branches[1], []))
@@ -66,13 +70,13 @@ def loop(n: NodeView) -> tuple[Any, ...]:
     if start is True and trip is not None and not (isinstance(trip, int) and trip <= UNROLL):
         try:
             return _counted(n, body, carried, trip)
-        except (NeedsData, ShapeError, OptionError):
+        except NOT_ONE_OP:
             pass
     known = start is not None and isinstance(trip, int) and trip <= UNROLL
     if not known and len(body.output) == 1 + len(carried) and (n.has(0) or n.has(1)):
         try:
             return _until(n, body, carried)
-        except (NeedsData, ShapeError, OptionError):
+        except NOT_ONE_OP:
             pass
     return _stepwise(n, body, carried)
 
@@ -166,12 +170,10 @@ def _is_always_true(item: Item) -> bool:
 
 
 def _stacked(n: NodeView, row: Sequence[Any], output: int, body: Any) -> Any:
-    if row and all(isinstance(x, Host) and not x.fixed for x in row):
-        return Host(np.stack([x.array for x in row]), fixed=False)
+    if row and all(isinstance(x, Host) and not (x.fixed and in_graphs(x.array.dtype)) for x in row):
+        return Host(np.stack([x.array for x in row]), fixed=all(x.fixed for x in row))
     if row:
         return ops.stack([n.tracer.value(x) for x in row], 0)
-    from strata.io.onnx.dtypes import numpy_dtype
-
     tensor = body.output[output].type.tensor_type
     dims = [d.dim_value for d in tensor.shape.dim]
     return Host(np.zeros((0, *dims), numpy_dtype(tensor.elem_type or 1)))
@@ -196,7 +198,7 @@ def _scan(n: NodeView, state: Sequence[Value], xs: Sequence[Value]) -> tuple[Any
     results = len(body.output) - len(state)
     try:
         last, stacked = _scan_op(n, body, state, rows)
-    except (NeedsData, ShapeError, OptionError):
+    except NOT_ONE_OP:
         last, stacked = _scan_steps(n, body, state, rows)
     out_axes = n.attr("scan_output_axes", (0,) * results)
     out_backwards = n.attr("scan_output_directions", (0,) * results)

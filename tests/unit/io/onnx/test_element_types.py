@@ -109,3 +109,37 @@ def test_where_a_scalar_is_not_zero(value: float) -> None:
     (got,) = load(proto, device="cpu").run(x=x)
     (wanted,) = ReferenceEvaluator(proto).run(None, {"x": x})  # type: ignore[misc]
     assert got.shape == np.shape(wanted)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_branches_of_texts(chosen: bool) -> None:
+    kind = TensorProto.STRING
+    yes = helper.make_graph([node("Constant", [], ["a"], value_strings=[b"yes"])], "yes", [], [port("a", None, kind)])
+    no = helper.make_graph([node("Identity", ["s"], ["b"])], "no", [], [port("b", None, kind)])
+    proto = model(
+        [node("If", ["c"], ["y"], then_branch=yes, else_branch=no)],
+        [port("c", [], TensorProto.BOOL), port("s", ["n"], kind)],
+        [port("y", None, kind)],
+    )
+    (got,) = load(proto, device="cpu").run(c=np.array(chosen), s=texts(2))
+    assert got.tolist() == (["yes"] if chosen else ["t0", "t1"])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 20])
+def test_loops_over_texts(steps: int) -> None:
+    kind = TensorProto.STRING
+    body = helper.make_graph(
+        [node("Concat", ["s", "u"], ["s2"], axis=0), node("Identity", ["c"], ["c2"]), node("Identity", ["u"], ["row"])],
+        "body",
+        [port("i", [], TensorProto.INT64), port("c", [], TensorProto.BOOL), port("s", None, kind)],
+        [port("c2", [], TensorProto.BOOL), port("s2", None, kind), port("row", [2], kind)],
+    )
+    proto = model(
+        [node("Loop", ["t", "", "s0"], ["y", "rows"], body=body)],
+        [port("t", [], TensorProto.INT64), port("s0", ["n"], kind), port("u", [2], kind)],
+        [port("y", None, kind), port("rows", None, kind)],
+    )
+    y, rows = load(proto, device="cpu").run(t=np.array(steps), s0=np.array(["a"], object), u=texts(2))
+    assert y.tolist() == ["a", *["t0", "t1"] * steps]
+    assert rows.tolist() == [["t0", "t1"]] * steps
+    assert rows.shape == (steps, 2)
