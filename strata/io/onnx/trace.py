@@ -409,7 +409,7 @@ class OnnxTracer:
         return Param(proto.name, TensorType(as_dtype(array.dtype), array.shape), self.scope)()
 
     def _run_nodes(self, nodes: Sequence[Any], frame: Frame, outputs: Sequence[str]) -> None:
-        for names in [*(_inputs_of(node) for node in nodes), list(outputs)]:
+        for names in [*(inputs_of(node) for node in nodes), list(outputs)]:
             for name in names:
                 frame.uses[name] = frame.uses.get(name, 0) + 1
         self._read_nodes(nodes, frame, 0)
@@ -420,7 +420,7 @@ class OnnxTracer:
             if self._depth == 1:
                 self._index = index
             self.run_node(node)
-            for name in _inputs_of(node):
+            for name in inputs_of(node):
                 frame.uses[name] -= 1
                 if not frame.uses[name]:
                     frame.items.pop(name, None)
@@ -585,7 +585,8 @@ def _bytes(x: TensorType) -> int:
     return x.size * x.dtype.itemsize if isinstance(x.size, int) else 0
 
 
-def _inputs_of(node: Any) -> list[str]:
+def inputs_of(node: Any) -> list[str]:
+    """The names that a node reads, those that its subgraphs take from around them among them."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
         if attribute.HasField("g"):

@@ -15,10 +15,11 @@ from strata.io.onnx.dtypes import in_graphs, numpy_dtype
 from strata.io.onnx.items import Host, Item, Sizes
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
-from strata.io.onnx.trace import NeedsData
+from strata.io.onnx.trace import NeedsData, inputs_of
 from strata.mir import Constant, Value, constant
 
 UNROLL = 8  # steps of a loop that are written out rather than made a loop of the graph
+ENDLESS = (1 << 31) - 1  # steps that no loop runs: what converters write for "as long as the condition holds"
 WRITTEN = 4  # of the nodes that a model may become, those of a loop whose steps are written out are one in so many
 TRUE = Host(np.array(True))
 
@@ -90,8 +91,14 @@ def _trip_count(n: NodeView) -> Dim | None:
             raise FileError(
                 f"{n.label}: the trip count is {item.array.dtype} of {item.array.size} elements", code="F504"
             )
-        return max(int(item.array.reshape(())), 0)
+        count = max(int(item.array.reshape(())), 0)
+        return count if count < ENDLESS else None  # which says that the condition ends the loop
     return None
+
+
+def _is_limited(n: NodeView) -> bool:
+    """Whether a trip count may end a loop."""
+    return n.has(0) and not (isinstance(n.item(0), Host) and _trip_count(n) is None)
 
 
 def _counted(n: NodeView, body: Any, carried: Sequence[Item], trip: Dim) -> tuple[Any, ...]:
@@ -115,7 +122,7 @@ def _counted(n: NodeView, body: Any, carried: Sequence[Item], trip: Dim) -> tupl
 def _until(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
     """A loop that data end, as one op of the graph: it keeps no rows, and the types of its state never change."""
     tracer = n.tracer
-    limit = ops.cast(ops.reshape(n[0], ()), "i64") if n.has(0) else None
+    limit = ops.cast(ops.reshape(n[0], ()), "i64") if _is_limited(n) else None
     first = ops.reshape(n[1], ()) if n.has(1) else constant(np.array(True))
 
     def test(state: Any) -> Any:
@@ -136,7 +143,7 @@ def _until(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
 def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
     """A loop written out step by step; conditions that depend on data are computed on the way."""
     tracer = n.tracer
-    limit = int(n.scalar(0)) if n.has(0) else None
+    limit = int(n.scalar(0)) if _is_limited(n) else None
     if limit is None and not n.has(1):
         raise FileError(f"{n.label} has neither a trip count nor a condition: it would never end", code="F504")
     state: list[Any] = list(carried)
@@ -153,7 +160,7 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
                 what = f"{n.label}, written out, has more than {written - 1:,} nodes"
                 raise over_budget("max_nodes", WRITTEN * written, what, is_all=False)
             outs = tracer.run_graph(body, [Host(np.array(steps, np.int64)), condition, *state])
-            if limit is None and (outs[0] is condition or _is_always_true(outs[0])):
+            if limit is None and (outs[0] is condition or (known_bool(outs[0]) is True and not _may_end(body))):
                 raise FileError(f"{n.label}: nothing in its body ends it", code="F504")
             condition, state[:] = outs[0], outs[1 : 1 + count]
             for row, x in zip(rows, outs[1 + count :], strict=True):
@@ -167,6 +174,20 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
 
 def _is_always_true(item: Item) -> bool:
     return known_bool(item) is True and not (isinstance(item, Host) and not item.fixed)
+
+
+def _may_end(body: Any) -> bool:
+    """Whether the condition that a step gives depends on what the step is given."""
+    makers = {name: node for node in body.node for name in node.output}
+    given, seen, open_ = {x.name for x in body.input}, set(), [body.output[0].name]
+    while open_:
+        name = open_.pop()
+        if name in given:
+            return True
+        if name in makers and name not in seen:
+            open_ += inputs_of(makers[name])
+        seen.add(name)
+    return False
 
 
 def _stacked(n: NodeView, row: Sequence[Any], output: int, body: Any) -> Any:

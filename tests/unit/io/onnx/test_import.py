@@ -369,3 +369,35 @@ def test_settings_that_decide_the_code_have_plans_of_their_own() -> None:
                 with pytest.raises(IndexError):
                     made.run(far)
         made.run(far)
+
+
+@pytest.mark.parametrize("most", [(1 << 63) - 1, (1 << 31) - 1])
+@pytest.mark.parametrize("batch", [0, 1, 20])
+def test_a_loop_that_only_its_condition_ends(most: int, batch: int) -> None:
+    """What converters make of TensorFlow's map: as long as i < batch, with more steps than anyone runs."""
+    body = helper.make_graph(
+        [
+            node("Add", ["i", "one"], ["i2"]),
+            node("Less", ["i2", "count"], ["c2"]),
+            node("Gather", ["x", "i"], ["row"]),
+            node("Neg", ["row"], ["y0"]),
+        ],
+        "body",
+        [port("step", [], INT64), port("c", [], BOOL), port("i", [], INT64)],
+        [port("c2", [], BOOL), port("i2", [], INT64), port("y0", [2])],
+    )
+    proto = model(
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Gather", ["shape", "zero"], ["count"]),
+            node("Less", ["zero", "count"], ["c"]),
+            node("Loop", ["most", "c", "zero"], ["last", "y"], body=body),
+        ],
+        [port("x", ["n", 2])],
+        [port("last", [], INT64), port("y", ["n", 2])],
+        initializers={"most": np.array(most), "zero": np.array(0), "one": np.array(1)},
+    )
+    x = np.arange(2 * batch, dtype=np.float32).reshape(batch, 2)
+    last, y = load(proto, device="cpu").run(x=x)
+    assert last == batch
+    np.testing.assert_array_equal(y, -x)
