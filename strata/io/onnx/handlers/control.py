@@ -11,6 +11,7 @@ from strata.config import config
 from strata.core import Dim, over_budget, require, substitute
 from strata.errors import DTypeError, FileError, OptionError, ShapeError
 from strata.io.onnx.catalogue import ops
+from strata.io.onnx.counting import changed, counted_steps, decided
 from strata.io.onnx.dtypes import in_graphs, numpy_dtype
 from strata.io.onnx.items import Host, Item, Sizes
 from strata.io.onnx.node import NodeView
@@ -68,11 +69,19 @@ def loop(n: NodeView) -> tuple[Any, ...]:
     carried = [n.item(i) for i in range(2, len(n))]
     trip = _trip_count(n)
     start = known_bool(n.items[1] if n.has(1) else None, default=True)
+    start = decided(n, n.items[1]) if start is None else start
     if start is True and trip is not None and not (isinstance(trip, int) and trip <= UNROLL):
         try:
             return _counted(n, body, carried, trip)
         except NOT_ONE_OP:
             pass
+    if start is True and not _is_limited(n):
+        steps = counted_steps(n, body, carried)
+        if steps is not None and not (isinstance(steps, int) and steps <= UNROLL):
+            try:
+                return _counted(n, body, carried, steps, ends_itself=True)
+            except NOT_ONE_OP:
+                pass
     known = start is not None and isinstance(trip, int) and trip <= UNROLL
     if not known and len(body.output) == 1 + len(carried) and (n.has(0) or n.has(1)):
         try:
@@ -101,27 +110,37 @@ def _is_limited(n: NodeView) -> bool:
     return n.has(0) and not (isinstance(n.item(0), Host) and _trip_count(n) is None)
 
 
-def _counted(n: NodeView, body: Any, carried: Sequence[Item], trip: Dim) -> tuple[Any, ...]:
-    """A loop whose number of steps is known, as one op of the graph."""
+def _counted(
+    n: NodeView, body: Any, carried: Sequence[Item], trip: Dim, *, ends_itself: bool = False
+) -> tuple[Any, ...]:
+    """A loop whose number of steps is known, as one op of the graph; its condition may be what says the number."""
     tracer = n.tracer
-    count = len(carried)
+    count, moving = len(carried), changed(body, len(carried))
 
     def step(state: Any, i: Any) -> Any:
-        outs = tracer.run_graph(body, [i, TRUE, *state])
-        if known_bool(outs[0]) is not True:
+        outs = tracer.run_graph(body, [i, TRUE, *_put(carried, moving, state)])
+        if known_bool(outs[0]) is not True and not ends_itself:
             raise NeedsData(f"the condition of {n.label}")
-        values = [tracer.value(x) for x in outs[1:]]
-        return tuple(values[:count]), tuple(values[count:])
+        values = [tracer.value(outs[1 + at]) for at in moving]
+        return tuple(values), tuple(tracer.value(x) for x in outs[1 + count :])
 
     steps = substitute(trip, tracer.hints or {})
     with tracer.limits.loop(steps if isinstance(steps, int) else 1, n.label), tracer.closed():
-        state, rows = ops.scan(step, tuple(tracer.value(x) for x in carried), ops.iota(trip), length=trip)
-    return (*state, *rows)
+        state, rows = ops.scan(step, tuple(tracer.value(carried[at]) for at in moving), ops.iota(trip), length=trip)
+    return (*_put(carried, moving, state), *rows)
+
+
+def _put(items: Sequence[Item], places: Sequence[int], values: Sequence[Value]) -> list[Item]:
+    """Items with others in some places."""
+    found = list(items)
+    for at, value in zip(places, values, strict=True):
+        found[at] = value
+    return found
 
 
 def _until(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
     """A loop that data end, as one op of the graph: it keeps no rows, and the types of its state never change."""
-    tracer = n.tracer
+    tracer, moving = n.tracer, changed(body, len(carried))
     limit = ops.cast(ops.reshape(n[0], ()), "i64") if _is_limited(n) else None
     first = ops.reshape(n[1], ()) if n.has(1) else constant(np.array(True))
 
@@ -129,15 +148,15 @@ def _until(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
         return state[1] if limit is None else ops.logical_and(state[1], ops.less(state[0], limit))
 
     def step(state: Any) -> Any:
-        outs = tracer.run_graph(body, list(state))
+        outs = tracer.run_graph(body, [*state[:2], *_put(carried, moving, state[2:])])
         if limit is None and (outs[0] is state[1] or _is_always_true(outs[0])):
             raise NeedsData(f"the condition of {n.label}")  # which is never run, or never ends
-        values = [tracer.value(x) for x in outs]
-        return (state[0] + 1, ops.reshape(values[0], ()), *values[1:])
+        values = [tracer.value(outs[1 + at]) for at in moving]
+        return (state[0] + 1, ops.reshape(tracer.value(outs[0]), ()), *values)
 
     with tracer.closed():
-        start = (constant(np.array(0, np.int64)), first, *(tracer.value(x) for x in carried))
-        return tuple(ops.while_loop(test, step, start)[2:])
+        start = (constant(np.array(0, np.int64)), first, *(tracer.value(carried[at]) for at in moving))
+        return tuple(_put(carried, moving, ops.while_loop(test, step, start)[2:]))
 
 
 def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...]:
