@@ -33,6 +33,8 @@ from strata.ort.providers import available_providers, device_of, normalized
 from strata.ort.values import CPU_MEMORY, OrtMemoryInfo, OrtValue, as_feed
 from strata.places import here
 
+NO_VERSION = (1 << 63) - 1  # of a file that says none
+
 
 @dataclass(frozen=True, eq=False)
 class NodeArg:
@@ -200,7 +202,7 @@ class InferenceSession:
         about = declared.about
         return ModelMetadata(
             dict(about.properties), about.description, about.domain, about.graph_description, declared.name,
-            about.producer, about.version,
+            about.producer, NO_VERSION if about.version is None else about.version,
         )  # fmt: skip
 
     def get_session_options(self) -> SessionOptions:

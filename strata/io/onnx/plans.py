@@ -52,7 +52,7 @@ class OnnxAbout:
     domain: str = ""
     description: str = ""
     graph_description: str = ""
-    version: int = 0
+    version: int | None = None  # None: the file does not say
     properties: tuple[tuple[str, str], ...] = ()
 
 

@@ -96,7 +96,7 @@ class OnnxProgram:
             _text(proto.domain),
             _text(proto.doc_string),
             _text(proto.graph.doc_string),
-            int(proto.model_version),
+            int(proto.model_version) if proto.HasField("model_version") else None,
             tuple((k, v) for k, v in props if isinstance(k, str) and isinstance(v, str)),
         )
 

@@ -18,6 +18,12 @@ ONNX_DOMAINS = ("", "ai.onnx")
 # what ONNX took over from com.microsoft as it was, and since when
 SAME_AS_STANDARD = {"GatherND": 11, "GridSample": 16, "Pad": 11, "Range": 11, "Trilu": 14}
 
+# Nodes that are never evaluated while reading: they draw numbers, or do their own thing with what is known.
+NEVER_FOLDED = {
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout",
+    "If", "Loop", "Scan", "SequenceMap",
+}  # fmt: skip
+
 _TABLE: dict[tuple[str, str], list[tuple[int, Handler]]] = {}
 
 

@@ -58,7 +58,9 @@ def _declared(payload: bytes) -> Declared:
     producer, domain, text, graph_text, version, properties = head["about"]
     inputs, optional, outputs = ports
     pairs = tuple((str(k), str(v)) for k, v in properties)
-    said = OnnxAbout(str(producer), str(domain), str(text), str(graph_text), int(version), pairs)
+    said = OnnxAbout(
+        str(producer), str(domain), str(text), str(graph_text), None if version is None else int(version), pairs
+    )
     return Declared(head["name"], inputs, optional, outputs, said)
 
 

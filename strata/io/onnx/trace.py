@@ -24,6 +24,7 @@ from strata.io.onnx.items import NOTHING, Host, Item, Labels, Maps, Nothing, Siz
 from strata.io.onnx.limits import OnnxLimits
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.program import OnnxProgram, expand_standard, opset_table, outer_names, tensor_type
+from strata.io.onnx.registry import NEVER_FOLDED
 from strata.io.onnx.sizes import SIZE_RULES
 from strata.mir import (
     Constant,
@@ -48,19 +49,13 @@ MOST_SIZES = 1 << 10  # elements of shapes that are computed with symbolically
 HOST_LIMIT = 1 << 12  # elements of run-time data that are computed with on the host
 Execute = Callable[[Graph, Mapping[str, np.ndarray], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
-# Nodes that are never evaluated while reading: they draw numbers, or do their own thing with what is known.
-KEEP = {
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout",
-    "If", "Loop", "Scan", "SequenceMap",
-}  # fmt: skip
-
 
 def _is_kept(node: Any, items: Sequence[Item | None]) -> bool:
     """Whether a node stays one of the graph though its inputs are known: also weights that are codes stay codes."""
     if node.op_type == "DequantizeLinear":
         codes = items[0] if items else None
         return isinstance(codes, Host) and codes.array.dtype in (np.int8, np.uint8) and codes.array.ndim > 1
-    return node.op_type in KEEP
+    return node.op_type in NEVER_FOLDED
 
 
 class NeedsData(Exception):  # noqa: N818
@@ -414,7 +409,7 @@ class OnnxTracer:
         return Param(proto.name, TensorType(as_dtype(array.dtype), array.shape), self.scope)()
 
     def _run_nodes(self, nodes: Sequence[Any], frame: Frame, outputs: Sequence[str]) -> None:
-        for names in [*(_inputs_of(node) for node in nodes), list(outputs)]:
+        for names in [*(inputs_of(node) for node in nodes), list(outputs)]:
             for name in names:
                 frame.uses[name] = frame.uses.get(name, 0) + 1
         self._read_nodes(nodes, frame, 0)
@@ -425,7 +420,7 @@ class OnnxTracer:
             if self._depth == 1:
                 self._index = index
             self.run_node(node)
-            for name in _inputs_of(node):
+            for name in inputs_of(node):
                 frame.uses[name] -= 1
                 if not frame.uses[name]:
                     frame.items.pop(name, None)
@@ -511,6 +506,16 @@ class OnnxTracer:
             put(items, place, Host(array, fixed))
         return list(items.values())
 
+    def evaluated(self, read: Callable[[NodeView], Any], view: NodeView) -> list[np.ndarray]:
+        """What a reader makes of a node on arrays of the host, evaluated now."""
+        outer, self._folding = self._folding, {}
+        try:
+            result = read(view)
+            made = result if isinstance(result, tuple) else (result,)
+            return [self.array(x) for x in made]
+        finally:
+            self._folding = outer
+
     def _is_small(self, values: Sequence[Value], most: int) -> bool:
         """Whether values can be evaluated now: few elements, and room for all that is computed on the way."""
         counts = [x.type.size for x in values]
@@ -580,7 +585,8 @@ def _bytes(x: TensorType) -> int:
     return x.size * x.dtype.itemsize if isinstance(x.size, int) else 0
 
 
-def _inputs_of(node: Any) -> list[str]:
+def inputs_of(node: Any) -> list[str]:
+    """The names that a node reads, those that its subgraphs take from around them among them."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
         if attribute.HasField("g"):

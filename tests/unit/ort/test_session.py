@@ -64,6 +64,18 @@ def test_ports_and_metadata(sessions: tuple[Any, Any]) -> None:
     assert a.get_providers() == b.get_providers() == ["CPUExecutionProvider"]
 
 
+@pytest.mark.parametrize("version", [None, 0, 7])
+def test_the_version_of_a_file(version: int | None) -> None:
+    proto = onnx.load_from_string(MODEL)
+    proto.ClearField("model_version")
+    if version is not None:
+        proto.model_version = version
+    quiet = theirs.SessionOptions()
+    quiet.log_severity_level = 3
+    wanted = theirs.InferenceSession(proto.SerializeToString(), quiet).get_modelmeta().version
+    assert ours.InferenceSession(proto.SerializeToString()).get_modelmeta().version == wanted
+
+
 @pytest.mark.parametrize("kind", ["SessionOptions", "RunOptions"])
 def test_options_have_the_same_names_and_defaults(kind: str) -> None:
     a, b = getattr(ours, kind)(), getattr(theirs, kind)()

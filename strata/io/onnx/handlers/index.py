@@ -10,6 +10,7 @@ from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import in_graphs, is_text
 from strata.io.onnx.items import Labels, Sizes
 from strata.io.onnx.node import NodeView
+from strata.io.onnx.positions import by_position
 from strata.io.onnx.registry import reads
 from strata.mir import Value
 
@@ -26,24 +27,28 @@ def gather(n: NodeView) -> Any:
 
 
 @reads("GatherElements")
-def gather_elements(n: NodeView) -> Value:
+@by_position
+def gather_elements(n: NodeView) -> Any:
     return ops.gather_elements(n[0], n[1], n.axis("axis", 0), wrap=True)
 
 
 @reads("GatherND")
-def gather_nd(n: NodeView) -> Value:
+@by_position
+def gather_nd(n: NodeView) -> Any:
     return ops.gather_nd(n[0], n[1], n.attr("batch_dims", 0), wrap=True)
 
 
 @reads("Scatter")
 @reads("ScatterElements")
-def scatter_elements(n: NodeView) -> Value:
+@by_position
+def scatter_elements(n: NodeView) -> Any:
     reduction = n.choice("reduction", "none", ("none", "add", "mul", "max", "min"))
     return ops.scatter_elements(n[0], n[1], n[2], n.axis("axis", 0), reduction=reduction, wrap=True)
 
 
 @reads("ScatterND")
-def scatter_nd(n: NodeView) -> Value:
+@by_position
+def scatter_nd(n: NodeView) -> Any:
     reduction = n.choice("reduction", "none", ("none", "add", "mul", "max", "min"))
     return ops.scatter_nd(n[0], n[1], n[2], reduction=reduction, wrap=True)
 
@@ -84,7 +89,8 @@ def top_k(n: NodeView) -> tuple[Value, ...]:
 
 
 @reads("ReverseSequence")
-def reverse_sequence(n: NodeView) -> Value:
+@by_position
+def reverse_sequence(n: NodeView) -> Any:
     x, lengths = n[0], n[1]
     batch, time = n.axis("batch_axis", 1), n.axis("time_axis", 0)
     steps = x.shape[time]
@@ -104,7 +110,8 @@ def reverse_sequence(n: NodeView) -> Value:
 @reads("NonZero")
 def nonzero(n: NodeView) -> np.ndarray:
     x = n.array(0)
-    return np.array(np.nonzero(x if x.ndim else x.reshape(1)), np.int64).reshape(x.ndim, -1)
+    found = np.array(np.nonzero(x if x.ndim else x.reshape(1)), np.int64)
+    return found if x.ndim else np.empty((0, found.shape[1]), np.int64)  # a scalar has no axis to name
 
 
 @reads("Compress")

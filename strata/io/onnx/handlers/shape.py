@@ -14,6 +14,7 @@ from strata.io.onnx.comparisons import equal_sizes
 from strata.io.onnx.dtypes import in_graphs
 from strata.io.onnx.items import Host, Labels, Sizes, sizes
 from strata.io.onnx.node import NodeView
+from strata.io.onnx.positions import by_position
 from strata.io.onnx.registry import reads
 from strata.mir import Value, constant
 
@@ -101,6 +102,7 @@ def _cancelled(given: Sequence[Dim], wanted: Sequence[Dim]) -> tuple[list[Dim], 
 
 
 @reads("Flatten")
+@by_position
 def flatten(n: NodeView) -> Any:
     dims = n.shape(0)
     axis = n.attr("axis", 1)
@@ -159,6 +161,7 @@ def concat(n: NodeView) -> Any:
 
 
 @reads("Split")
+@by_position
 def split(n: NodeView) -> Any:
     axis = n.axis("axis", 0)
     total = n.shape(0)[axis]
@@ -261,6 +264,7 @@ def expand(n: NodeView) -> Any:
 
 
 @reads("Tile")
+@by_position
 def tile(n: NodeView) -> Any:
     reps = n.dims(1)
     if all(isinstance(r, int) for r in reps):
@@ -313,28 +317,33 @@ def range_(n: NodeView) -> Any:
 
 
 @reads("Trilu")
-def trilu(n: NodeView) -> Value:
+@by_position
+def trilu(n: NodeView) -> Any:
     k = int(n.scalar(1, 0))
     return ops.triu(n[0], k) if n.attr("upper", 1) else ops.tril(n[0], k)
 
 
 @reads("DepthToSpace")
-def depth_to_space(n: NodeView) -> Value:
+@by_position
+def depth_to_space(n: NodeView) -> Any:
     return ops.depth_to_space(n[0], n.attr("blocksize"), mode=n.choice("mode", "DCR", ("DCR", "CRD")))
 
 
 @reads("SpaceToDepth")
-def space_to_depth(n: NodeView) -> Value:
+@by_position
+def space_to_depth(n: NodeView) -> Any:
     return ops.space_to_depth(n[0], n.attr("blocksize"), mode=n.choice("mode", "DCR", ("DCR", "CRD")))
 
 
 @reads("Pad")
-def pad(n: NodeView) -> Value:
+@by_position
+def pad(n: NodeView) -> Any:
     return _pad(n, n.attr("pads", n.attr("paddings")), float(n.attr("value", 0.0)), None)
 
 
 @reads("Pad", since=11)
-def pad_inputs(n: NodeView) -> Value:
+@by_position
+def pad_inputs(n: NodeView) -> Any:
     fill = n.scalar(2, 0)
     return _pad(n, n.dims(1), fill, n.ints(3) if n.has(3) else None)
 
@@ -359,7 +368,8 @@ def _pad(n: NodeView, pads: Any, fill: Any, axes: tuple[int, ...] | None) -> Val
 
 
 @reads("CenterCropPad")
-def center_crop_pad(n: NodeView) -> Value:
+@by_position
+def center_crop_pad(n: NodeView) -> Any:
     x = n[0]
     wanted = n.ints(1)
     axes = n.attr("axes", tuple(range(x.ndim)))

@@ -99,11 +99,20 @@ def _resize(x: Value, **options: Any) -> Value:
         and (wanted == "half_pixel" or (wanted == "asymmetric" and options.get("nearest_mode") == "floor"))
     )
     if not repeats or all(isinstance(d, int) for d in x.shape):
-        return ops.resize(x, **options)
+        return _as_given(ops.resize(x, **options), x, options)
     assert scales is not None
     for axis, scale in enumerate(scales):
         x = x if scale == 1 else ops.repeat(x, int(scale), axis)
     return x
+
+
+def _as_given(made: Value, x: Value, options: dict[str, Any]) -> Value:
+    """Pixels of the type that was given: whole ones lose what is behind the point, as in ONNX Runtime; those of a
+    cubic or a smoothed resize are rounded, as in ONNX's own evaluator."""
+    if made.dtype == x.dtype:
+        return made
+    is_rounded = options.get("mode") == "cubic" or options.get("antialias")
+    return ops.cast(ops.round(made) if is_rounded else made, x.dtype)
 
 
 @reads("GridSample")

@@ -392,3 +392,81 @@ def test_settings_that_decide_the_code_have_plans_of_their_own() -> None:
                 with pytest.raises(IndexError):
                     made.run(far)
         made.run(far)
+
+
+@pytest.mark.parametrize("most", [(1 << 63) - 1, (1 << 31) - 1])
+@pytest.mark.parametrize("batch", [0, 1, 20])
+def test_a_loop_that_only_its_condition_ends(most: int, batch: int) -> None:
+    """What converters make of TensorFlow's map: as long as i < batch, with more steps than anyone runs."""
+    body = helper.make_graph(
+        [
+            node("Add", ["i", "one"], ["i2"]),
+            node("Less", ["i2", "count"], ["c2"]),
+            node("Gather", ["x", "i"], ["row"]),
+            node("Neg", ["row"], ["y0"]),
+        ],
+        "body",
+        [port("step", [], INT64), port("c", [], BOOL), port("i", [], INT64)],
+        [port("c2", [], BOOL), port("i2", [], INT64), port("y0", [2])],
+    )
+    proto = model(
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Gather", ["shape", "zero"], ["count"]),
+            node("Less", ["zero", "count"], ["c"]),
+            node("Loop", ["most", "c", "zero"], ["last", "y"], body=body),
+        ],
+        [port("x", ["n", 2])],
+        [port("last", [], INT64), port("y", ["n", 2])],
+        initializers={"most": np.array(most), "zero": np.array(0), "one": np.array(1)},
+    )
+    x = np.arange(2 * batch, dtype=np.float32).reshape(batch, 2)
+    last, y = load(proto, device="cpu").run(x=x)
+    assert last == batch
+    np.testing.assert_array_equal(y, -x)
+
+
+def test_a_loop_that_counts_to_a_size_is_one_op() -> None:
+    """An LSTM of TensorFlow: the counter and its bound are state, and are compared as floats."""
+    long, float_, flag = INT64, 1, BOOL
+    body = helper.make_graph(
+        [
+            node("Constant", [], ["one"], value_int=1),
+            node("Add", ["i", "one"], ["i2"]),
+            node("Gather", ["x", "i"], ["row"], axis=0),
+            node("Add", ["h", "row"], ["sum"]),
+            node("Tanh", ["sum"], ["h2"]),
+            node("Identity", ["h2"], ["out"]),
+            node("Cast", ["i2"], ["left"], to=float_),
+            node("Cast", ["count"], ["right"], to=float_),
+            node("Less", ["left", "right"], ["c2"]),
+        ],
+        "body",
+        [port("k", [], long), port("c", [], flag), port("i", [], long), port("h", [2]), port("count", [], long)],
+        [port("c2", [], flag), port("i2", [], long), port("h2", [2]), port("count", [], long), port("out", [2])],
+    )
+    proto = model(
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Gather", ["shape", "zero"], ["n"]),
+            node("Cast", ["zero"], ["a"], to=float_),
+            node("Cast", ["n"], ["b"], to=float_),
+            node("Less", ["a", "b"], ["c0"]),
+            node("Loop", ["", "c0", "zero", "h0", "n"], ["i_last", "h_last", "n_last", "rows"], body=body),
+        ],
+        [port("x", ["n", 2]), port("h0", [2])],
+        [port("i_last", [], long), port("h_last", [2]), port("rows", ["n", 2])],
+        initializers={"zero": np.array(0)},
+    )
+    made, rng = load(proto, device="cpu"), np.random.default_rng(0)
+    for count in (30, 7, 1, 0, 55):
+        x, h = rng.standard_normal((count, 2)).astype(np.float32), np.zeros(2, np.float32)
+        rows = np.zeros((count, 2), np.float32)
+        for t in range(count):
+            h = rows[t] = np.tanh(h + x[t])
+        last, got, got_rows = made.run(x=x, h0=np.zeros(2, np.float32))
+        assert last == count
+        np.testing.assert_allclose(got, h, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got_rows, rows, rtol=1e-5, atol=1e-6)
+        if count == 30:
+            assert not made.why_not_symbolic
