@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
+from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Final
 
@@ -43,7 +44,7 @@ TEXTS_AT_ONCE: Final = 2048  # of an embedding
 MOST_REMEMBERED_BYTES: Final = 64 << 20  # of responses that others may go on from
 MOST_VECTOR_JOBS: Final = 256
 TEXT_PATHS: Final = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/api/chat", "/api/generate")
-VECTOR_PATHS: Final = ("/v1/embeddings", "/v1/rerank", "/api/embed")
+VECTOR_PATHS: Final = ("/v1/embeddings", "/v1/rerank", "/api/embed", "/api/embeddings")
 PATHS: Final = (*TEXT_PATHS, *VECTOR_PATHS)
 
 
@@ -64,6 +65,8 @@ class TextJob:
         """Call this, in another thread, whenever there is more."""
         for generation in self.generations:
             generation.listen(listener)
+        if not self.generations:
+            listener()
 
     def parts(self) -> list[dict[str, Any]]:
         """What is new, for a stream."""
@@ -232,6 +235,10 @@ class Service:
                 return self._response_job(body, client, done, tries)
             case "/api/chat" | "/api/generate":
                 asked = ollama.parse_chat(body) if path == "/api/chat" else ollama.parse_generate(body)
+                if asked.done is not None:
+                    self._find(asked.inner.model)
+                    told = asked.inner.model or self.name
+                    return TextJob(ollama.OllamaAnswer(asked, [], told, None), [], asked.inner.stream, done)
                 name, generations, style = self._submitted(asked.inner, client, tries)
                 answer = ollama.OllamaAnswer(asked, generations, asked.inner.model or name, style)
                 return TextJob(answer, generations, asked.inner.stream, done)
@@ -239,8 +246,10 @@ class Service:
                 return self._vector_job(parse_embedding(body), done)
             case "/v1/rerank":
                 return self._vector_job(parse_rerank(body), done)
-            case _:
+            case "/api/embed":
                 return self._vector_job(ollama.parse_embed(body), done, _as_ollama)
+            case _:
+                return self._vector_job(ollama.parse_embedding(body), done, _as_old_ollama)
 
     def _recording(self, path: str, body: Any) -> Callable[[dict[str, Any]], None]:
         start = time.perf_counter()
@@ -269,8 +278,16 @@ class Service:
         name = name or next(iter(self.engines), "")
         engine = self.engines.get(name)
         if engine is None:
-            raise Refused(404, f"{name or self.name} makes no texts; /v1/embeddings gives vectors", field="model")
+            raise Refused(
+                404,
+                f"{name or self.name} makes no texts; /v1/embeddings gives vectors",
+                field="model",
+                code="unsupported_model",
+            )
         options = request.options
+        odd = next((t for t, _ in options.logit_bias if t >= engine.model.config.vocab), None)
+        if odd is not None:
+            raise wrong(f"logit_bias: token {odd} is none of {engine.model.config.vocab}", "logit_bias")
         if adapter is not None and options.adapter is None:
             options = replace(options, adapter=adapter)
         if self.answer_tokens is not None and options.max_tokens == TO_THE_END:
@@ -302,7 +319,8 @@ class Service:
             elif request.echo and not options.max_tokens:
                 more["prompt_logprobs"] = 0
         if more["grammar"] is not None:
-            self.trials.check(more["grammar"], tries=tries)
+            asked_by = "response_format" if style is None else "tools"
+            self.trials.check(more["grammar"], tries=tries, field=asked_by)
         made: list[Generation] = []
         try:
             for prompt in prompts:
@@ -359,7 +377,9 @@ class Service:
         name = name or next(iter(self.embedders), "")
         encoder = self.embedders.get(name)
         if encoder is None:
-            raise Refused(404, f"{name or self.name} gives no vectors; serve an encoder", field="model")
+            raise Refused(
+                404, f"{name or self.name} gives no vectors; serve an encoder", field="model", code="unsupported_model"
+            )
         texts = request.texts if isinstance(request, EmbeddingRequest) else request.documents
         self.limits.check_batch(len(texts))
         with self._lock:
@@ -402,6 +422,19 @@ class Service:
             found["max_model_len"] = self.engines[name].model.context
         return found
 
+    def about(self, name: str) -> dict[str, Any]:
+        """What a list of models for clients of Ollama says about one."""
+        engine = self.engines.get(name)
+        model = self.embedders.get(name) if engine is None else engine.model
+        found: dict[str, Any] = {"created": datetime.fromtimestamp(self.created, UTC).isoformat()}
+        if model is not None:
+            found["family"] = model.config.family
+        if model is not None and model.source is not None:
+            found["format"] = "gguf" if model.source.suffix == ".gguf" else "safetensors"
+            files = [model.source] if model.source.is_file() else model.source.glob("*.safetensors")
+            found["bytes"] = sum(file.stat().st_size for file in files)
+        return found
+
     def load(self) -> dict[str, Any]:
         """What the models have to do now, for a page that shows it."""
         return {"models": {name: engine.load for name, engine in self.engines.items()},
@@ -431,6 +464,10 @@ class Service:
         self.trials.close()
         if self.recorder is not None:
             self.recorder.close()
+
+
+def _as_old_ollama(made: dict[str, Any]) -> dict[str, Any]:
+    return {"embedding": made["data"][0]["embedding"]}
 
 
 def _as_ollama(made: dict[str, Any]) -> dict[str, Any]:

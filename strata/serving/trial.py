@@ -66,9 +66,9 @@ class GrammarTrials:
         self._process: subprocess.Popen[str] | None = None
         self._lock = Lock()
 
-    def check(self, grammar: Grammar, *, tries: bool = True) -> None:
+    def check(self, grammar: Grammar, *, tries: bool = True, field: str = "response_format") -> None:
         """Refuse a grammar that cannot be followed, or takes too long to compile; one that is not known is tried, or
-        `Untried`."""
+        `Untried`. `field` is that of the request which asks for it."""
         found = "" if grammar.text == self._plain else self._found.get(_key(grammar))
         if found is None:
             if not tries:
@@ -76,7 +76,7 @@ class GrammarTrials:
             found = self.judge(grammar).wrong
         if found:
             error = RequestError(f"request: grammar: {found}", code="O620")
-            error.field, error.reason = "response_format", "invalid_value"
+            error.field, error.reason = field, "invalid_value"
             raise error
 
     @cached_property

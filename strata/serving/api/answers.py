@@ -196,7 +196,8 @@ class TextAnswer:
     def _part(self, i: int, said: Any, reason: str | None = None, scores: Any = None) -> dict[str, Any]:
         name, kind = ("text", "text_completion") if self._chat is None else ("delta", "chat.completion.chunk")
         choice = {"index": i, name: said, "logprobs": scores, "finish_reason": reason}
-        return {**self._head, "object": kind, "choices": [choice]}
+        part = {**self._head, "object": kind, "choices": [choice]}
+        return {**part, "usage": None} if self.request.usage_in_stream else part  # the last one has it
 
     # -------------------------------------------------------------------------------------------------------- logprobs
 

@@ -31,6 +31,6 @@ def refusal(error: Exception, retry_after: int = 1) -> Refused:
         return Refused(503, error.summary, kind="unavailable_error", code="shutting_down")
     if isinstance(error, (OptionError, KeyError)) and isinstance(error, StrataError):
         field, reason = (error.field, error.reason) if isinstance(error, RequestError) else (None, None)
-        return Refused(400, error.summary.removeprefix("request: "), field=field, code=reason)
+        return Refused(400, error.summary.removeprefix("request: "), field=field, code=reason or "invalid_value")
     summary = error.summary if isinstance(error, StrataError) else f"{type(error).__name__}: {error}"
     return Refused(500, summary[:500], kind="server_error", code="server_error")

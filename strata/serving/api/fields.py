@@ -19,7 +19,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-def wrong(message: str, name: str | None = None, reason: str | None = None) -> RequestError:
+def wrong(message: str, name: str | None = None, reason: str = "invalid_value") -> RequestError:
     """A request that cannot be answered; `name` is the field that is to blame, `reason` the protocol's word for it."""
     error = RequestError(f"request: {message}", code="O620")
     error.field, error.reason = name, reason
@@ -29,16 +29,20 @@ def wrong(message: str, name: str | None = None, reason: str | None = None) -> R
 class Fields:
     """Fields of a JSON body, taken one by one; what is left over at the end was not understood."""
 
-    def __init__(self, body: Any, where: str = "", ignored: Sequence[str] = IGNORED) -> None:
-        self._where = where
+    def __init__(
+        self, body: Any, where: str = "", ignored: Sequence[str] = IGNORED, called: Mapping[str, str] | None = None
+    ) -> None:  # fmt: skip
+        """`called` are names of fields that clients have others for."""
+        self._where, self._called = where, called or {}
         if not isinstance(body, Mapping):
-            raise wrong(f"{where or 'the body'} is {kind_of(body)}, an object is needed", where or None)
+            raise wrong(f"{where or 'the body'} is {kind_of(body)}, an object is needed", where or None, "invalid_type")
         self._left = {str(k): v for k, v in body.items() if v is not None and k not in ignored}
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
     def path(self, name: str) -> str:
+        name = self._called.get(name, name)
         return f"{self._where}.{name}" if self._where else name
 
     def any(self, name: str, default: Any = None) -> Any:

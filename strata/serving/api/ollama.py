@@ -43,16 +43,17 @@ class OllamaRequest:
 
     inner: ChatRequest | TextRequest
     is_chat: bool
+    done: str | None = None  # of a request without a prompt, which only makes sure that the model is there
 
 
 def _common(body: Any) -> tuple[Fields, Any, bool, str | None, AnswerFormat]:
     fields = Fields(body, ignored=("keep_alive", "context", "think", "truncate"))
     given = {NAMES.get(k, k): v for k, v in fields.object("options").items() if k not in MACHINE}
-    if given.get("max_tokens") in (-1, -2):
+    if given.get("max_tokens") in (0, -1, -2):
         given["max_tokens"] = TO_THE_END
     if given.get("mirostat", 0) == 0:
         given = {k: v for k, v in given.items() if k not in ("mirostat_tau", "mirostat_eta")}
-    options = Fields({**DEFAULTS, **given}, "options")
+    options = Fields({**DEFAULTS, **given}, "options", called={ours: theirs for theirs, ours in NAMES.items()})
     for name, values in UNUSED.items():
         value = options.any(name, values[0])
         if value not in values and (name != "repeat_last_n" or given.get("repetition_penalty", 1) != 1):
@@ -72,15 +73,19 @@ def parse_chat(body: Any) -> OllamaRequest:
     """The body of /api/chat."""
     fields, options, stream, model, form = _common(body)
     found = fields.any("messages")
-    if not isinstance(found, list) or not found:
-        raise wrong(f"messages is a list of messages that is not empty, got {shown(found)}", "messages")
+    if not isinstance(found, list):
+        raise wrong(f"messages is a list of messages, got {shown(found)}", "messages", "invalid_type")
     check_count(found, "messages")
     tools = parse_tools(fields.any("tools", []))
     fields.finish()
     messages = tuple(_message(i, m) for i, m in enumerate(found))
-    return OllamaRequest(
-        ChatRequest(messages, options, stream=stream, model=model, format=form, tools=tools), is_chat=True
-    )
+    inner = ChatRequest(messages, options, stream=stream, model=model, format=form, tools=tools)
+    return OllamaRequest(inner, is_chat=True, done=None if messages else _kept(body))
+
+
+def _kept(body: Mapping[str, Any]) -> str:
+    """Why there is no text: the model is to be loaded, or let go, which a server of chosen models does not do."""
+    return "unload" if body.get("keep_alive") in (0, "0", "0s", "0m") else "load"
 
 
 def _message(at: int, found: Any) -> dict[str, Any]:
@@ -132,7 +137,8 @@ def parse_generate(body: Any) -> OllamaRequest:
         return OllamaRequest(TextRequest((prompt,), options, stream=stream, model=model, format=form), is_chat=False)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": content})
-    return OllamaRequest(ChatRequest(tuple(messages), options, stream=stream, model=model, format=form), is_chat=False)
+    inner = ChatRequest(tuple(messages), options, stream=stream, model=model, format=form)
+    return OllamaRequest(inner, is_chat=False, done=None if content else _kept(body))
 
 
 def parse_embed(body: Any) -> EmbeddingRequest:
@@ -145,6 +151,17 @@ def parse_embed(body: Any) -> EmbeddingRequest:
     size = fields.whole("dimensions", 1, 1, 1 << 20) if "dimensions" in fields else None
     cuts = fields.flag("truncate", True)
     made = EmbeddingRequest(tuple(texts), model=fields.name("model"), dimensions=size, cuts=cuts)
+    fields.finish()
+    return made
+
+
+def parse_embedding(body: Any) -> EmbeddingRequest:
+    """The body of /api/embeddings, the older path: one prompt."""
+    fields = Fields(body, ignored=("keep_alive", "options", "truncate"))
+    prompt = fields.any("prompt")
+    if not isinstance(prompt, str) or not prompt:
+        raise wrong(f"prompt is a text that is not empty, got {shown(prompt)}", "prompt", "invalid_type")
+    made = EmbeddingRequest((prompt,), model=fields.name("model"), cuts=True)
     fields.finish()
     return made
 
@@ -168,15 +185,19 @@ class OllamaAnswer:
         self, request: OllamaRequest, generations: Sequence[Generation], model: str, style: ToolStyle | None
     ) -> None:
         self.request, self.generations, self._model, self._style = request.inner, generations, model, style
-        self._is_chat = request.is_chat
-        self._reader = Reader(generations[0], style)
+        self._is_chat, self._done = request.is_chat, request.done
+        self._reader = Reader(generations[0], style) if generations else None
         self._started = time.perf_counter()
 
     def whole(self) -> dict[str, Any]:
+        if self._reader is None:
+            return self._part("", (), self._done)
         found = collect(self.generations[0], self._style)
         return self._part(found.text, found.calls, found.reason)
 
     def parts(self) -> list[dict[str, Any]]:
+        if self._reader is None:
+            return [self._part("", (), self._done)]
         made = []
         for event in self._reader.read():
             match event:
@@ -199,7 +220,9 @@ class OllamaAnswer:
         else:
             made["response"] = text
         made["done"] = reason is not None
-        if reason is not None:
+        if reason is not None and not self.generations:
+            made["done_reason"] = reason
+        elif reason is not None:
             g = self.generations[0]
             total = time.perf_counter() - self._started
             first = g.first_token or total

@@ -196,6 +196,8 @@ def parse_format(found: Any, where: str = "response_format") -> AnswerFormat:
     if kind != "json_schema":
         fields.finish()
         return AnswerFormat(str(kind))
+    if "json_schema" not in fields and "schema" not in fields:
+        raise wrong(f"{where} has no json_schema", f"{where}.json_schema", "missing_required_parameter")
     inner = Fields(fields.any("json_schema"), f"{where}.json_schema") if "json_schema" in fields else fields
     schema, name = inner.any("schema", {}), inner.name("name")
     inner.flag("strict")
@@ -232,9 +234,27 @@ def parse_tools(found: Any, where: str = "tools") -> tuple[Tool, ...]:
     return tuple(made)
 
 
-def parse_choice(fields: Fields, tools: Sequence[Tool]) -> ToolChoice:
-    """`tool_choice`, which names a tool that is there."""
+def parse_choice(fields: Fields, tools: tuple[Tool, ...]) -> tuple[ToolChoice, tuple[Tool, ...]]:
+    """`tool_choice`, which names a tool that is there or several that are allowed, and those that there are then."""
     found, parallel = fields.any("tool_choice", "auto"), fields.flag("parallel_tool_calls", True)
+    if isinstance(found, Mapping) and found.get("type") == "allowed_tools":
+        inner = found.get("allowed_tools", found)
+        found, names = _allowed(inner if isinstance(inner, Mapping) else {}, {t.name for t in tools})
+        tools = tuple(t for t in tools if t.name in names)
+    return _choice(found, parallel, tools), tools
+
+
+def _allowed(found: Mapping[str, Any], known: set[str]) -> tuple[Any, set[str]]:
+    """The mode of `allowed_tools` and their names."""
+    listed, mode = found.get("tools"), found.get("mode", "auto")
+    abouts = [t.get("function", t) for t in listed if isinstance(t, Mapping)] if isinstance(listed, list) else []
+    names = {str(a.get("name")) for a in abouts if isinstance(a, Mapping)}
+    if not names or not names <= known or mode not in ("auto", "required"):
+        raise wrong(f"allowed_tools has a mode and names some of the tools, got {shown(dict(found))}", "tool_choice")
+    return mode, names
+
+
+def _choice(found: Any, parallel: bool, tools: Sequence[Tool]) -> ToolChoice:
     if isinstance(found, Mapping):
         inner = found.get("function", found)
         name = inner.get("name") if isinstance(inner, Mapping) else None
@@ -306,7 +326,7 @@ def parse_chat(body: Any) -> ChatRequest:
     if asked:
         options = _with(options, logprobs=top)
     tools = parse_tools(fields.any("tools", []))
-    choice = parse_choice(fields, tools)
+    choice, tools = parse_choice(fields, tools)
     form = parse_format(fields.any("response_format", {"type": "text"}))
     made = ChatRequest(messages, *_common(fields, options), format=form, tools=tools, tool_choice=choice)
     fields.finish()

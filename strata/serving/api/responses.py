@@ -62,7 +62,7 @@ def parse_response(body: Any, remembered: Mapping[str, Any] | None = None) -> Re
     text.name("verbosity")
     text.finish()
     tools = parse_tools(fields.any("tools", []))
-    choice = parse_choice(fields, tools)
+    choice, tools = parse_choice(fields, tools)
     options = parse_options(fields)
     top, include = fields.whole("top_logprobs", 0, 0, MOST_TOP), fields.any("include", [])
     if not isinstance(include, list) or not all(i in INCLUDED for i in include):

@@ -68,7 +68,7 @@ async def _unknown(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     told = f"{request.method} {request.url.path[:100]}: there is nothing"
     refused = Refused(status, told, code="unknown_url" if status == 404 else "method_not_allowed")
-    return JSONResponse(refused.body, status)
+    return _refused(refused, request)
 
 
 class _Api:
@@ -228,7 +228,7 @@ class _Api:
         return JSONResponse(found["response"])
 
     async def tags(self, _: Request) -> Response:
-        models = [model_entry(name, {}) for name in self._service.names]
+        models = [model_entry(name, self._service.about(name)) for name in self._service.names]
         return JSONResponse({"models": models})
 
     async def version(self, _: Request) -> Response:
@@ -248,7 +248,11 @@ class _Api:
         capabilities = ["embedding"] if engine is None else ["completion", "tools"]
         if engine is not None and engine.model.sees:
             capabilities.append("vision")
-        about = {"details": model_entry(name, {})["details"], "template": template, "capabilities": capabilities}
+        about = {
+            "details": model_entry(name, self._service.about(name))["details"],
+            "template": template,
+            "capabilities": capabilities,
+        }
         return JSONResponse({**about, "model_info": {}, "parameters": "", "license": ""})
 
 
@@ -275,7 +279,7 @@ def _shown_name(_: Request, raw: bytes) -> str:
     """The model that /api/show is asked for."""
     body = _parsed(raw)
     if not isinstance(body, dict):
-        raise Refused(400, "the body is no JSON object")
+        raise Refused(400, "the body is no JSON object", code="invalid_type")
     return str(body.get("model") or body.get("name")).removesuffix(":latest")
 
 

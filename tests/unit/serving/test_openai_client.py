@@ -297,6 +297,58 @@ def test_clients_of_ollama(http: httpx.Client) -> None:
                                                          f"{next(iter(other.values()))} is not supported"})  # fmt: skip
 
 
+def test_clients_of_ollama_that_ask_for_a_model_only(http: httpx.Client) -> None:
+    """Without a prompt nothing is generated: the model is there."""
+    for path, asked, said in (
+        ("/api/generate", {}, {"response": ""}), ("/api/generate", {"prompt": ""}, {"response": ""}),
+        ("/api/chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
+    ):  # fmt: skip
+        for stream in (True, False):
+            made = http.post(path, json={"model": "tiny", "stream": stream, **asked}).json()
+            assert {**made, **said, "done": True, "done_reason": "load"} == made
+        assert http.post(path, json={**asked, "keep_alive": 0}).json()["done_reason"] == "unload"
+        assert http.post(path, json={**asked, "model": "gpt"}).status_code == 404
+    assert http.post("/api/embeddings", json={"model": "tiny", "prompt": "banana"}).json() == {"embedding": [6, 3]}
+    assert set(http.post("/api/nothing", json={}).json()) == {"error"}
+    told = http.post("/api/chat", json={"messages": HELLO, "options": {"num_predict": -7}}).json()["error"]
+    assert told.startswith("options.num_predict is")
+    entry = http.get("/api/tags").json()["models"][0]
+    assert (entry["details"]["family"], entry["details"]["format"]) == ("llama", "safetensors")
+    assert entry["size"] > 0
+
+
+def test_errors_have_codes_and_fields(http: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "bogus"}}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "g"}}]}}
+    for more, field, code in (
+        ({"messages": "hi"}, "messages", "invalid_value"),
+        ({"response_format": "json"}, "response_format", "invalid_type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
+        ({"adapter": "x"}, None, "invalid_value"), ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
+        ({"tools": [tool], "tool_choice": "required"}, "tools", "invalid_value"),
+        ({"tools": [tool], "tool_choice": allowed}, "tool_choice", "invalid_value"),
+    ):  # fmt: skip
+        told = http.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2, **more})
+        assert (told.status_code, told.json()["error"]["param"], told.json()["error"]["code"]) == (400, field, code)
+    for prompt in ("", [1, 99999]):
+        told = http.post("/v1/completions", json={"prompt": prompt})
+        assert (told.status_code, told.json()["error"]["code"]) == (400, "invalid_value")
+
+
+def test_allowed_tools(client: openai.OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": name}} for name in ("first", "second")]
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools[1:]}}
+    for seed in range(3):
+        made = client.chat.completions.create(
+            model="tiny", messages=HELLO, tools=tools, tool_choice=choice, seed=seed, max_tokens=100
+        )
+        assert {c.function.name for c in made.choices[0].message.tool_calls or ()} == {"second"}
+    flat: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "first"}]}
+    given: Any = [{"type": "function", "name": name, "parameters": {}} for name in ("first", "second")]
+    answer = client.responses.create(model="tiny", input="hello", tools=given, tool_choice=flat, max_output_tokens=100)
+    assert {item.name for item in answer.output if item.type == "function_call"} == {"first"}
+
+
 def test_answers_to_random_schemas_are_valid(chat_model: Callable[[], Decoder]) -> None:
     """Of a random model, which would never say so itself; `python -m tests.torture.schemas MODEL` asks for more."""
     with Server(Service(Engine(chat_model(), max_requests=8)), port=0) as server:
