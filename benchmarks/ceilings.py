@@ -1,10 +1,10 @@
-"""What the machine allows at most, and how near we come: fork-joins, products, quantised weights, a large model.
+"""What the machine allows at most, and how near we come: fork-joins, matmuls, quantised weights, a large model.
 
     python -m benchmarks.ceilings [--threads 2] [--seconds 1] [--json] [--no-model]
 
 A fork-join is timed in native code until every thread has taken its part: warm (a thousand in one program) and after
 idling. The call from Python that it is part of then takes tens of microseconds more, with one thread too: nothing is in
-the caches. Its time is told in brackets. The ceiling of products is independent chains of multiply-adds in registers;
+the caches. Its time is told in brackets. The ceiling of matmuls is independent chains of multiply-adds in registers;
 that of quantised weights is reading four streams a thread through more memory than the caches hold. Ceilings are
 measured in turns with what is held against them. Weights are read in turns from several copies that together do not fit
 the caches. The large model is a Llama of a billion random weights in Q4_K.

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.encoder import encoder
 from benchmarks.registry import Case, Onnx, normal, workload
 
-# ------------------------------------------------------------------------------------------------------------ products
+# -------------------------------------------------------------------------------------------------------------- matmul
 
 GEMM_SHAPES = (
     ("f32", 256, 256, 256), ("f32", 512, 512, 512), ("f32", 1024, 1024, 1024), ("f32", 128, 384, 384),
@@ -40,7 +40,7 @@ def _gemm(m: int, n: int, k: int, dtype: str = "f32") -> Case:
 
 for _dtype, _m, _n, _k in GEMM_SHAPES:
     _suffix = "" if _dtype == "f32" else f" {_dtype}"
-    workload(f"gemm {_m}x{_n}x{_k}{_suffix}", "products")(partial(_gemm, _m, _n, _k, _dtype))
+    workload(f"gemm {_m}x{_n}x{_k}{_suffix}", "matmul")(partial(_gemm, _m, _n, _k, _dtype))
 
 
 def _jax_gelu(x: Any) -> Any:
@@ -75,7 +75,7 @@ def _linear_gelu() -> Case:
     )
 
 
-workload("linear + gelu 128x1536x384", "products", compilers=True)(_linear_gelu)
+workload("linear + gelu 128x1536x384", "matmul", compilers=True)(_linear_gelu)
 
 # ---------------------------------------------------------------------------------------------------- rows and columns
 

@@ -210,7 +210,7 @@ def _one_of(choices: tuple[Any, ...]) -> Kind:
 
 
 def _instance(cls: type) -> Kind:
-    words = {str: "a text", bytes: "bytes", type: "a class"}.get(cls) or _WORDS.get(cls.__name__) or _article(cls)
+    words = {str: "a text", bytes: "bytes", type: "a class"}.get(cls) or _WORDS.get(cls.__name__) or with_article(cls)
 
     is_ours = cls.__module__.partition(".")[0] == "strata" and not getattr(cls, "_is_protocol", False)
 
@@ -321,13 +321,13 @@ def shown(value: Any) -> str:
         return str(getattr(value, "__qualname__", None) or f"a {type(value).__name__}")
     shape = getattr(value, "shape", None)
     if shape is not None and not isinstance(value, str):
-        return f"{_article(type(value))} of shape {shape}"
+        return f"{with_article(type(value))} of shape {shape}"
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - a value that cannot even be shown
-        return _article(type(value))
+        return with_article(type(value))
     if text.startswith("<"):
-        return _article(type(value))
+        return with_article(type(value))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
@@ -336,7 +336,7 @@ def near_name(name: Any, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
-def _article(cls: type) -> str:
+def with_article(cls: type) -> str:
     return f"{'an' if cls.__name__[0] in 'AEIOUaeiou' else 'a'} {cls.__name__}"
 
 

@@ -8,6 +8,7 @@ from strata.arguments import own_checks
 from strata.backends.base import Backend
 from strata.core import Target, here, new_lock
 from strata.errors import DeviceError, OptionError, UnknownDeviceError
+from strata.kinds import with_article
 from strata.mir import near
 from strata.modules import imported
 
@@ -47,13 +48,13 @@ _lock = new_lock()
 @own_checks("backend")
 def register_backend(name: str, backend: Backend) -> None:
     """Make a backend available as a device; an existing one of that name is replaced."""
-    kind, reason = type(backend).__name__, ""
+    kind, reason = with_article(type(backend)), ""
     if not isinstance(backend, Backend):
         lacks = sorted({"name", *Backend.__abstractmethods__}.difference(dir(backend)))
         parts = f" and has no {' and no '.join(lacks)}" if lacks else ""
-        reason = f"a {kind}, which is no strata.backends.Backend{parts}"
+        reason = f"{kind}, which is not a strata.backends.Backend{parts}"
     elif not backend.name:
-        reason = f"a {kind} without a name"
+        reason = f"{kind} without a name"
     elif not isinstance(name, str) or not name.isidentifier():
         reason = f"the name {name!r}"
     if reason:
@@ -113,6 +114,6 @@ def _not_there(name: str, why: str | None = None) -> DeviceError:
     if why is None:
         known = sorted({*(_MODULES.keys() - _NEEDS), *(k for k in _made if ":" not in k)})
         told = "; a GPU is cuda (NVIDIA) or wgpu (Vulkan, Metal, DirectX 12)" if kind in _GPUS else near(kind, known)
-        why = f"; there are {', '.join(known)}{'' if kind in _NEEDS else told}"
+        why = f"; known: {', '.join(known)}{'' if kind in _NEEDS else told}"
     kind_of_error = DeviceError if kind in _MODULES else UnknownDeviceError
     return kind_of_error(f"device {name!r} is not available{why}", code="E101", fix=_NEEDS.get(kind))

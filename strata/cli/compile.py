@@ -33,7 +33,7 @@ def _compiled(options: Namespace) -> Any:
     if kind == "bundle":
         raise Mistake(f"{options.model} is a bundle already")
     if options.size and kind != "onnx":
-        raise Mistake(f"--size: {options.model} is no ONNX model")
+        raise Mistake(f"--size: {options.model} is not an ONNX model")
     program = open_program(options.model, options.device)
     if kind == "graph":
         if options.params:

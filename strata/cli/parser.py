@@ -21,7 +21,7 @@ class CommandParser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = [str(c) for c in action.choices]
             close = get_close_matches(str(value), known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+            hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
             what = "command" if isinstance(action, argparse._SubParsersAction) else "value"
             raise argparse.ArgumentError(None, f"no {what} is named {value!r}{hint}")
 
@@ -112,7 +112,7 @@ def _arrays(parser: CommandParser) -> None:
 
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -124,7 +124,7 @@ def _bytes(text: str) -> int:
     except (ValueError, OverflowError):
         found = 0
     if found < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 500M or 2G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 500M or 2G")
     return found
 
 
@@ -134,7 +134,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part, such as 0.1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction, such as 0.1")
     return value
 
 
@@ -366,7 +366,9 @@ def _trace(parser: CommandParser) -> None:
 
 
 def _view(parser: CommandParser) -> None:
-    _model(parser, "a graph as text (.mir), model.onnx, model.gguf, .safetensors, a folder, a bundle, or trace.json")
+    _model(
+        parser, "a graph as text (.mir), model.onnx, model.gguf, .safetensors, .pt2, a folder, a bundle, or trace.json"
+    )
     parser.add_argument("-o", "--output", metavar="FILE.html", help="the page (default: named after the program)")
     parser.add_argument(
         "--size", action="append", default=[], metavar="NAME=N", help="a symbolic size to show memory for"

@@ -14,6 +14,7 @@ import numpy as np
 from strata.cli.parser import Mistake
 from strata.core import TensorType, as_dtype, sym
 from strata.core import read_text as read_plain_text
+from strata.errors import ParseError
 from strata.mir import Graph
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def kind_of(path: str) -> str:
     if not place.exists():
         raise Mistake(f"there is no file or folder {path}")
     if place.suffix not in kinds:
+        suffix = f"the suffix {place.suffix}" if place.suffix else "no suffix"
         known = ", ".join([*GRAPH_SUFFIXES, *kinds])
-        raise Mistake(f"{path}: what {place.suffix or 'a file without a suffix'} holds is not known; there are {known}")
+        raise Mistake(f"{path} has {suffix}; strata reads {known} and folders with config.json")
     return kinds[place.suffix]
 
 
@@ -69,7 +71,11 @@ def read_graph(path: str) -> Graph:
     import strata.ops  # noqa: F401 - a graph without its ops cannot be read
     from strata.mir import parse
 
-    return parse(read_text(path))
+    text = read_text(path)
+    try:
+        return parse(text)
+    except ParseError as error:
+        raise Mistake(f"{path}: {error.summary}   [{error.code}]") from None
 
 
 def graph_of(path: str, device: str) -> Graph:
@@ -82,7 +88,9 @@ def graph_of(path: str, device: str) -> Graph:
 
         graph: Graph = onnx.load(path, device=device).graph()
         return graph
-    raise Mistake(f"{path}: the stages of a {kind} are those of its compiled graph: strata explain shows them")
+    raise Mistake(
+        f"{path}: this needs a graph in text or an ONNX file; strata explain and strata view take other models, too"
+    )
 
 
 def open_program(path: str, device: str) -> ExampleProgram:
@@ -91,7 +99,7 @@ def open_program(path: str, device: str) -> ExampleProgram:
     if kind == "graph":
         return _compiled(read_graph(path), device)
     if kind == "safetensors":
-        raise Mistake(f"{path} holds weights only; strata inspect shows them, and a folder with its config.json runs")
+        raise Mistake(f"{path} holds weights only: strata inspect shows them; to run a model, name its folder")
     if kind == "bundle":
         from strata.runtime import load_compiled
 

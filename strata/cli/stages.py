@@ -99,7 +99,10 @@ def explain(options: Namespace) -> None:
     else:
         if sizes:
             raise Mistake("--size: goes with a graph in text or an ONNX model")
-        result = open_program(options.model, options.device).source.graph
+        source = open_program(options.model, options.device).source
+        result = getattr(
+            source, "graph", source
+        )  # a model has a compiled graph, a bundle or an exported program is one
     if options.memory and options.memory != "-":
         from strata.viewer import likely_sizes
 

@@ -74,7 +74,7 @@ def _walked(tree: Any, walk: Callable[[Any, list[Any]], Any]) -> tuple[list[Any]
 def endless(tree: Any) -> OptionError:
     """The error of a tree that contains itself, or is too deep to be walked over."""
     kind = type(tree).__name__
-    return OptionError(f"a {kind} contains itself, or is nested too deeply: it is no tree", code="O132")
+    return OptionError(f"a {kind} contains itself, or is nested too deeply: it is not a tree", code="O132")
 
 
 @lru_cache(maxsize=1024)

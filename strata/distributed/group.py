@@ -110,7 +110,7 @@ class Group:
     def _reduced(self, name: str, given: np.ndarray, reduction: str) -> np.ndarray:
         """This member's part of the reduction, flat."""
         if reduction not in REDUCTIONS:
-            raise OptionError(f"{name}: {reduction!r} is none of {', '.join(REDUCTIONS)}", code="O631")
+            raise OptionError(f"{name}: {reduction!r} is not one of {', '.join(REDUCTIONS)}", code="O631")
         if given.dtype.kind not in "fciub" or (reduction == "mean" and given.dtype.kind not in "fc"):
             raise OptionError(f"{name}: there is no {reduction} of {given.dtype}", code="O631")
         flat = given.reshape(-1)

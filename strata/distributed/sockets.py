@@ -176,7 +176,7 @@ def _put(line: socket.socket, head: bytes, body: bytes) -> None:
 def _get(line: socket.socket) -> tuple[bytes, bytearray]:
     head, body = _LENGTHS.unpack(_exactly(line, _LENGTHS.size))
     if head > MOST_HEAD or body > MOST_BODY:
-        raise ConnectionError(f"a message of {head} and {body} bytes is none of ours")
+        raise ConnectionError(f"a message of {head} and {body} bytes is not one of ours")
     return bytes(_exactly(line, head)), _exactly(line, body)
 
 

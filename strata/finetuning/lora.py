@@ -15,6 +15,7 @@ from strata.arguments import own_checks
 from strata.errors import MemoryLimitError, OptionError
 from strata.finetuning.step import TrainingStep
 from strata.io import save_safetensors
+from strata.kinds import with_article
 from strata.models import Decoder, LowRank, load
 
 Progress = Callable[[int, int, float], None]
@@ -72,7 +73,7 @@ def finetune(
     chosen = options or LoraOptions()
     given = load(model) if isinstance(model, (str, os.PathLike)) else model
     if not isinstance(given, Decoder):
-        raise OptionError(f"finetune: a {type(given).__name__} generates no text", code="O685")
+        raise OptionError(f"finetune: {with_article(type(given))} generates no text", code="O685")
     changes = dict(start) if start is not None else first_changes(given, chosen)
     step = TrainingStep(given, changes, batch=chosen.batch, length=chosen.length)
     if chosen.memory_limit is not None and step.planned_bytes > chosen.memory_limit:
@@ -107,7 +108,7 @@ def first_changes(model: Decoder, options: LoraOptions) -> dict[str, LowRank]:
     if not found:
         known = sorted({name.rpartition(".")[2] for name in builder.watched})
         raise OptionError(
-            f"finetune: no matmul is named {', '.join(options.targets)}; there are {', '.join(known)}", code="O685"
+            f"finetune: no matmul is named {', '.join(options.targets)}; known: {', '.join(known)}", code="O685"
         )
     return found
 

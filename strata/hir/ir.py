@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 from strata.core import Dim, Place, TensorType, as_dtype, check_shape, folded, here
 from strata.errors import LowerError, OptionError, StrataError, UnknownNameError
+from strata.kinds import counted
 from strata.mir import METHODS, Deferred, Input, Op, Param, Value, as_tuple, constant, near, placeholder, toposort
 
 POLICIES = ("direct", "fusable")
@@ -59,8 +60,8 @@ class Block:
     def check_count(self, count: int) -> None:
         low, high = self.arity()
         if not low <= count <= high:
-            wanted = str(low) if low == high else f"{low} to {high}"
-            raise LowerError(f"{self.name}: takes {wanted} inputs, got {count}", code="L200", place=here())
+            wanted = counted(low, "input") if low == high else f"{low} to {high} inputs"
+            raise LowerError(f"{self.name}: takes {wanted}, got {count}", code="L200", place=here())
 
     def arity(self) -> tuple[int, int]:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

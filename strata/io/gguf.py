@@ -21,6 +21,7 @@ from strata.arguments import own_checks
 from strata.core import DType, as_dtype, bf16, f16, f32, f64, i8, i16, i32, i64
 from strata.errors import FileError
 from strata.io.mapped import PathLike, map_file, path_of, replace_file, typed_view
+from strata.kinds import with_article
 from strata.ops import gguf_blocks, schemes
 
 MAGIC: Final = b"GGUF"
@@ -278,7 +279,7 @@ def _load_one(path: PathLike) -> GgufFile:
         metadata[key] = r.value(r.number("<I"))
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise r.fail(f"has the alignment {alignment!r}, which is no power of two")
+        raise r.fail(f"has the alignment {alignment!r}, which is not a power of two")
     infos = [_tensor_info(r) for _ in range(tensor_count)]
     return GgufFile(_place(r, data, infos, alignment), metadata, version)
 
@@ -312,7 +313,7 @@ def _place(r: _GgufReader, data: np.ndarray, infos: list[Info], alignment: int) 
         row = shape[-1] if shape else 1
         if row % elements:
             raise r.fail(
-                f"tensor {name!r} : {BLOCKS[code][0]}{list(shape)} has rows that are no whole blocks of {elements}"
+                f"tensor {name!r} : {BLOCKS[code][0]}{list(shape)} has rows that are not whole blocks of {elements}"
             )
         count = prod(shape[:-1]) * (row // elements * width)
         if offset % alignment or offset > len(data) - start or count > len(data) - start - offset:
@@ -342,14 +343,16 @@ def save_gguf(
     """Write version 3. A tensor is an array, or a GgufTensor whose bytes are kept as they are."""
     if isinstance(path, Mapping) and not isinstance(tensors, Mapping):
         raise FileError(
-            f"save_gguf: the path comes first, got a {type(path).__name__}", code="F121", fix="save_gguf(path, tensors)"
+            f"save_gguf: the path comes first, got {with_article(type(path))}",
+            code="F121",
+            fix="save_gguf(path, tensors)",
         )
     path_of(path, "save_gguf")
     for what, given in (("tensors", tensors), ("metadata", metadata)):
         if not isinstance(given, Mapping) and (what == "tensors" or given is not None):
-            raise FileError(f"save_gguf: {what} are a mapping by name, got a {type(given).__name__}", code="F133")
+            raise FileError(f"save_gguf: {what} are a mapping by name, got {with_article(type(given))}", code="F133")
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise FileError(f"save_gguf: the alignment {alignment!r} is no power of two", code="F133")
+        raise FileError(f"save_gguf: the alignment {alignment!r} is not a power of two", code="F133")
     made = [x if isinstance(x, GgufTensor) else _plain(name, np.asarray(x)) for name, x in tensors.items()]
     keys = {"general.alignment": alignment} | dict(metadata or {})
     keys["general.alignment"] = alignment

@@ -35,7 +35,9 @@ def decode_image(data: bytes, name: str = "the image", *, most: int = MOST_PIXEL
     if data.startswith(SIGNATURE):
         return decode_png(data, most=most)
     if find_spec("PIL") is None:
-        raise FileError(f"{name} is no PNG; other kinds need the package pillow", code="F150", fix="pip install pillow")
+        raise FileError(
+            f"{name} is not a PNG; other kinds need the package pillow", code="F150", fix="pip install pillow"
+        )
     return _with_pillow(data, name, most)
 
 
@@ -157,4 +159,4 @@ def _with_pillow(data: bytes, name: str, most: int) -> np.ndarray:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(f"{name} is no image that pillow reads: {error}", code="F150") from None
+        raise FileError(f"{name} is not an image that Pillow can read: {error}", code="F150") from None

@@ -13,6 +13,7 @@ import numpy as np
 
 from strata.core import open_file
 from strata.errors import FileError, file_error
+from strata.kinds import with_article
 
 PathLike = str | os.PathLike[str]
 
@@ -24,7 +25,7 @@ def path_of(path: Any, what: str) -> Path:
     except UnicodeEncodeError:  # half a surrogate pair
         is_name = False
     if not is_name:
-        shown = repr(path) if isinstance(path, str) else f"a {type(path).__name__}"
+        shown = repr(path) if isinstance(path, str) else f"{with_article(type(path))}"
         raise FileError(f"{what}: {shown} is not a path", code="F121")
     return Path(path)
 
@@ -72,7 +73,7 @@ def replace_file(path: PathLike, what: str, write: Callable[[BinaryIO], None]) -
     """Write a file beside its place and move it there whole: a reader never sees half of it."""
     place = path_of(path, what)
     if not place.name:
-        raise FileError(f"{what}: {str(path)!r} is no name for a file", code="F121")
+        raise FileError(f"{what}: {str(path)!r} is not a name for a file", code="F121")
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:

@@ -107,7 +107,7 @@ class _Packed:
         group = k // scale.shape[1]
         size = next((s for s in gguf_blocks.GROUPS if group % s == 0), 0)
         if not size:
-            raise self.fail(f"{name!r} has groups of {group}, which are no multiple of {LEAST_GROUP}")
+            raise self.fail(f"{name!r} has groups of {group}, which are not a multiple of {LEAST_GROUP}")
         form = gguf_blocks.PACKED[f"{kind}_{size}{SHORT[as_dtype(scale.dtype).name]}"]
         made = np.zeros((n, k // size, form.bytes), np.uint8)
         at = scale.dtype.itemsize

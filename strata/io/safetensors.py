@@ -18,6 +18,7 @@ from strata.arguments import own_checks
 from strata.core import as_dtype, bf16, bool_, c64, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from strata.errors import FileError
 from strata.io.mapped import PathLike, map_file, path_of, replace_file, typed_view
+from strata.kinds import with_article
 
 DTYPES = {
     "BOOL": bool_, "U8": u8, "I8": i8, "U16": u16, "I16": i16, "U32": u32, "I32": i32, "U64": u64, "I64": i64,
@@ -133,14 +134,14 @@ def save_safetensors(path: PathLike, tensors: Mapping[str, Any], metadata: Mappi
     """Write named arrays, the widest elements first, so that every one is aligned."""
     if isinstance(path, Mapping) and not isinstance(tensors, Mapping):
         raise FileError(
-            f"save_safetensors: the path comes first, got a {type(path).__name__}", code="F121",
+            f"save_safetensors: the path comes first, got {with_article(type(path))}", code="F121",
             fix="save_safetensors(path, tensors)",
         )  # fmt: skip
     path_of(path, "save_safetensors")
     for what, given in (("tensors", tensors), ("metadata", metadata)):
         if not isinstance(given, Mapping) and (what == "tensors" or given is not None):
-            kind = type(given).__name__
-            raise FileError(f"save_safetensors: {what} are a mapping by name, got a {kind}", code="F120")
+            kind = with_article(type(given))
+            raise FileError(f"save_safetensors: {what} are a mapping by name, got {kind}", code="F120")
     if metadata and not all(isinstance(x, str) for pair in metadata.items() for x in pair):
         raise FileError("save_safetensors: metadata are texts by name", code="F120")
     unnamed = next((name for name in tensors if not isinstance(name, str)), None)

@@ -112,7 +112,7 @@ class _Fits:
         loop = self.loops[action.loop]
         inner = [s for s in loop.body.steps if isinstance(s, (MapLoop, ReduceLoop))]
         if not isinstance(loop, MapLoop) or self.schedule.lanes(action.loop) < 2:
-            return "it is no loop over elements that runs in vectors"
+            return "it is not a loop over elements that runs in vectors"
         if len(inner) != 1 or not isinstance(inner[0], ReduceLoop):
             return "it has no reduction inside, or more"
         if any(isinstance(s, (MapLoop, ReduceLoop)) for s in inner[0].body.steps):
@@ -124,7 +124,7 @@ class _Fits:
     def _stage(self, action: Stage) -> str | None:
         loop = self.loops[action.loop]
         if not isinstance(loop, ReduceLoop):
-            return "it is no reduction"
+            return "it is not a reduction"
         return None if row_is_kept(loop.axis) else "its rows are too long to be kept"
 
     def _delay(self, action: Delay) -> str | None:
@@ -138,7 +138,7 @@ class _Fits:
         if last.scans:
             return "the last loop of the row goes through it in order"
         if not isinstance(beside, ReduceLoop) or beside not in after[:at] or beside.axis is not late.axis:
-            return "the loop beside it is no reduction over the same row before it"
+            return "the loop beside it is not a reduction over the same row before it"
         if any(self.schedule.delay(self.numbers[id(s)]) is None for s in after[at:]):
             return "a loop after it is not delayed"
         before = self.schedule.delay(self.numbers[id(after[at - 1])]) is not None
@@ -151,7 +151,7 @@ class _Fits:
         rows = self.loops[action.loop]
         inside = [s for s in rows.body.steps if isinstance(s, (MapLoop, ReduceLoop))]
         if not isinstance(rows, MapLoop) or rows.scans or self.schedule.lanes(action.loop) > 1:
-            return "it is no loop over rows, one at a time"
+            return "it is not a loop over rows, one at a time"
         if len(inside) < 2:
             return "it does not go through each row several times"
         if any(isinstance(s, (MapLoop, ReduceLoop)) for loop in inside for s in loop.body.steps):
@@ -163,7 +163,7 @@ class _Fits:
         return None
 
     def _past(self, action: NonTemporal) -> str | None:
-        return None if action.buffer in [b.name for b in self.kernel.outputs] else "it is no output"
+        return None if action.buffer in [b.name for b in self.kernel.outputs] else "it is not an output"
 
     def _prefetch(self, action: Prefetch) -> str | None:
         if action.buffer not in [b.name for b in self.kernel.buffers]:

@@ -17,6 +17,7 @@ from strata.kernel.ir import (
     postorder,
 )
 from strata.kernel.scalars import SCALARS, ScalarFunction
+from strata.kinds import counted
 
 MOST_BYTES = 1 << 47  # of a buffer: what an address can tell apart
 _SCANS = ("sum", "prod", "max", "min")
@@ -69,7 +70,7 @@ def _verify_node(kernel: Kernel, node: Expr) -> None:
         case Scalar(name, args):
             function = SCALARS.get(name)
             if function is None or len(args) != function.arity:
-                raise _broken(kernel, f"{name} of {len(args)} arguments is not a scalar function")
+                raise _broken(kernel, f"{name} of {counted(len(args), 'argument')} is not a scalar function")
             same = args[1:] if name == "select" else args
             if any(a.dtype is not same[0].dtype for a in same):
                 raise _broken(kernel, f"{describe(node)} mixes types {[str(a.dtype) for a in args]}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from strata.core import Dim, TensorType, known_le
 from strata.errors import SymbolError, VerifyError
+from strata.kinds import counted
 from strata.lir.ir import ROLES, Lir, LirBuffer, Step
 from strata.lir.memory import byte_size
 from strata.lir.views import Spacing
@@ -124,7 +125,7 @@ def _check_types(lir: Lir, at: int, step: Step, known: dict[str, LirBuffer]) -> 
         return
     if step.kernel is None:
         if len(step.nodes) != 1:
-            raise _broken(lir, f"step {at} ({step.name}) has {len(step.nodes)} ops and no kernel")
+            raise _broken(lir, f"step {at} ({step.name}) has {counted(len(step.nodes), 'op')} and no kernel")
         (node,) = step.nodes
         if (len(node.inputs), len(node.types)) != (len(step.inputs), len(step.outputs)):
             raise _broken(

@@ -9,6 +9,7 @@ from typing import Any
 from strata.arguments import own_checks, untouched
 from strata.core import Dim, Symbol, SymExpr, TensorType, as_dtype, check_shape, folded, here, located
 from strata.errors import OptionError, ShapeError, SymbolError, TraceError, UnknownNameError
+from strata.kinds import counted
 from strata.mir.ir import Home, Node, Op, Value, field_symbols, make_node, near
 from strata.mir.leaves import Constant, Input, Param, constant, fresh_scope, leaf_name
 from strata.mir.origin import origin_of
@@ -185,7 +186,9 @@ class Graph:
             missing = ", ".join(leaf_name(x) for x in leaves[len(args) :])
             rest = f"; there is nothing for {missing}" if missing else ""
             raise OptionError(
-                f"graph {self.name!r} takes {len(leaves)} values, got {len(args)}{rest}", code="O115", place=here()
+                f"graph {self.name!r} takes {counted(len(leaves), 'value')}, got {len(args)}{rest}",
+                code="O115",
+                place=here(),
             )
         for leaf, arg in zip(leaves, args, strict=True):
             if leaf.type != arg.type:

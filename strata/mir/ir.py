@@ -200,7 +200,8 @@ class Op:
         low, high = arity(type(self))
         if not low <= len(types) <= high:
             wanted = str(low) if low == high else f"{low} or more" if high == UNLIMITED else f"{low} to {high}"
-            raise VerifyError(f"{self.name}: takes {wanted} inputs, got {len(types)}", code="V110")
+            wanted += " input" if wanted == "1" else " inputs"
+            raise VerifyError(f"{self.name}: takes {wanted}, got {len(types)}", code="V110")
         return as_tuple(self.infer(*types))
 
     def static_fields(self) -> dict[str, Any]:

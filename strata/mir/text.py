@@ -22,6 +22,7 @@ import numpy as np
 from strata.config import config
 from strata.core import DType, Symbol, SymExpr, TensorType, as_dtype, located, over_budget, parse_dim
 from strata.errors import BudgetError, ParseError, StrataError, VerifyError
+from strata.kinds import counted
 from strata.mir.fields import require_fields
 from strata.mir.graph import Graph
 from strata.mir.ir import REGISTRY, Leaf, Node, Op, Registry, Value, make_node
@@ -259,7 +260,7 @@ class Parser:
             if claim != value.type:
                 self.fail(f"result {i}: text says {claim}, the graph gives {value.type}", begin)
         if len(claims) != len(results):
-            self.fail(f"text declares {len(claims)} results, returns {len(results)}", begin)
+            self.fail(f"text declares {counted(len(claims), 'result')}, returns {len(results)}", begin)
         self.depth -= 1
         return graph.outputs(*results)
 
@@ -362,7 +363,7 @@ class Parser:
             given = ", ".join(map(str, claims))
             self.fail(f"{targets[0]}: text says {given}, {op_name} gives {', '.join(map(str, node.types))}", begin)
         if len(targets) != len(node.types):
-            self.fail(f"{op_name} has {len(node.types)} results, the text names {len(targets)}", begin)
+            self.fail(f"{op_name} has {counted(len(node.types), 'result')}, the text names {len(targets)}", begin)
         for target, value in zip(targets, node.outputs, strict=True):
             names[target] = value
 

@@ -62,7 +62,7 @@ def load_adapter(folder: str | os.PathLike[str]) -> Adapter:
         if found is not None:
             parts.setdefault(found[1], {})[found[2]] = tensor
         elif ".lora_" in name:
-            raise FileError(f"adapter: {name!r} is no part of a matmul", code="F140")
+            raise FileError(f"adapter: {name!r} does not belong to a matmul", code="F140")
         else:
             replaced[name.replace(".modules_to_save", "").replace(".default", "")] = tensor
     return Adapter({name: _change(name, pair, settings) for name, pair in parts.items()}, replaced)
@@ -172,7 +172,7 @@ class AdapterSet:
         for name, change in self.blank.items():
             _is_transposed(weights, name, change)
             if f"{name}.lora_A" not in bound:
-                raise FileError(f"adapter: it changes {name!r}, which is no matmul of the model", code="F142")
+                raise FileError(f"adapter: it changes {name!r}, which is not a matmul of the model", code="F142")
 
     def values(self) -> dict[str, np.ndarray]:
         """The parameters of the active adapter; zeros where it changes nothing."""

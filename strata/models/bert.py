@@ -44,7 +44,7 @@ class BertConfig:
         usual = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act")
         names = {"distilbert": ("dim", "n_layers", "n_heads", "hidden_dim", "activation")}.get(family, usual)
         if family not in NAMES:
-            raise FileError(f"{family!r} is no family of encoders: {', '.join(NAMES)}", code="F144")
+            raise FileError(f"{family!r} is not a family of encoders: {', '.join(NAMES)}", code="F144")
         hidden, layers, heads, inner, activation = names
         size = whole(found, hidden)
         made = cls(
@@ -245,7 +245,7 @@ def pooled(x: Value, mask: Value, kind: str, normalize: bool) -> Value:
             out = ops.sum(x * ops.insert_axis(ops.cast(ops.equal(place, last), f32), -1), 1)
         case _:
             known = "mean, mean_sqrt_len, weightedmean, max, cls, last"
-            raise FileError(f"pooling {kind!r} is none of {known}", code="F145")
+            raise FileError(f"pooling {kind!r} is not one of {known}", code="F145")
     return unit(out) if normalize else out
 
 

@@ -256,7 +256,7 @@ def _rope(settings: Mapping[str, Any], found: dict[str, Any], n_rot: int) -> Rop
                 )
             return RopeConfig(theta, None, long, short, trained, size)
     raise FileError(
-        f"rope scaling {kind!r} is none of default, linear, dynamic, llama3, yarn, longrope, mrope", code="F140"
+        f"rope scaling {kind!r} is not one of default, linear, dynamic, llama3, yarn, longrope, mrope", code="F140"
     )
 
 
@@ -280,7 +280,7 @@ def from_gguf(
     """From the metadata of a GGUF file; `inner` is the width of feed-forwards that the file says nothing about."""
     family = str(metadata.get("general.architecture"))
     if family not in known:
-        raise FileError(f"gguf: {family!r} is no family of decoders: {', '.join(known)}", code="F144")
+        raise FileError(f"gguf: {family!r} is not a family of decoders: {', '.join(known)}", code="F144")
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise FileError("gguf: there is no matrix token_embd.weight", code="F142")

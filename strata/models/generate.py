@@ -160,7 +160,7 @@ class Decoder(TextModel, Model):
         known = self._adapters
         if known is None or (name is not None and name not in known.names):
             names = ", ".join(known.names) if known is not None else "none"
-            raise UnknownNameError(f"there is no adapter {name!r}; there are {names}", code="N600")
+            raise UnknownNameError(f"there is no adapter {name!r}; known: {names}", code="N600")
         if name != known.active:
             known.active = name
             values = known.values()
@@ -429,10 +429,12 @@ class Decoder(TextModel, Model):
         if read.seen is not None and read.seen.at.any() and set(asked) - {"grammar"}:
             raise OptionError(f"generate: images do not go with {asked[0]}; give one of them", code="O610")
         if (n is not None or beams != 1) and stream:
-            raise OptionError("generate: several texts at once are no stream", code="O610")
+            raise OptionError("generate: only one text at a time can be streamed", code="O610")
         if n is not None:
             if n < 1 or not ids:
-                raise OptionError(f"generate: {n} samples of a prompt of {len(ids)} tokens are none", code="O236")
+                raise OptionError(
+                    f"generate: n is at least 1 and the prompt not empty, got n={n} and {len(ids)} tokens", code="O236"
+                )
             rows = samples(self, ids, n, max_tokens, sampler, ends)
             return ["".join(streamed_text(row, self.tokenizer, stop, special=show_special)) for row in rows]
         if beams != 1:

@@ -44,7 +44,9 @@ def load(
             found = load_file(place, device, context, _adapter(adapter), merge, _budget(experts))
             found.source = place
             return found
-    raise FileError(f"load: {place.name} is none of .onnx, .gguf, or a folder with config.json", code="F148")
+    raise FileError(
+        f"load: {place.name} cannot be loaded; load reads .onnx, .gguf and folders with config.json", code="F148"
+    )
 
 
 def _adapter(folder: str | os.PathLike[str] | None) -> Any:

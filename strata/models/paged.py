@@ -93,7 +93,7 @@ class PagePool:
     def offset(self, page: int) -> int:
         """The offset of a page in bytes."""
         if not 0 <= page < self.pages:
-            raise OptionError(f"pages: {page} is none of {self.pages} pages", code="O601")
+            raise OptionError(f"pages: {page} is not one of {self.pages} pages", code="O601")
         return page * self.size
 
 

@@ -68,7 +68,7 @@ class Sampler:
         check(0 <= self.mirostat_tau <= 1e3, f"mirostat_tau {self.mirostat_tau} is not within 0 to 1000")
         check(0 < self.mirostat_eta <= 1, f"mirostat_eta {self.mirostat_eta} is not in (0, 1]")
         bias = next(((k, v) for k, v in self.logit_bias.items() if not (k >= 0 and abs(v) <= 1e6)), None)
-        check(bias is None, f"logit_bias {bias} is no token with a number")
+        check(bias is None, f"logit_bias {bias} is not a token with a number")
 
     @property
     def is_fixed(self) -> bool:

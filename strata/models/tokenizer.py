@@ -21,6 +21,7 @@ import numpy as np
 from strata.config import config
 from strata.core import Table, over_budget
 from strata.errors import FileError, MissingFileError, OptionError, StrataError
+from strata.kinds import with_article
 from strata.models.weights import model_text, read_json
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -283,7 +284,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
             (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), None
         )
     if template is not None and not isinstance(template, str):
-        raise FileError(f"{folder}: the chat template is a {type(template).__name__}, not a text", code="F155")
+        raise FileError(f"{folder}: the chat template is {with_article(type(template))}, not a text", code="F155")
     return Tokenizer(inner, eos=eos, bos=bos if _is_id(bos) else None, template=template, patterns=_has_patterns(inner))
 
 
@@ -320,9 +321,9 @@ def _is_proper(text: str) -> bool:
 
 def _proper(text: Any) -> str:
     if not isinstance(text, str):
-        raise OptionError(f"a text is needed, got a {type(text).__name__}", code="O268")
+        raise OptionError(f"a text is needed, got {with_article(type(text))}", code="O268")
     if not text.isascii() and not _is_proper(text):
-        raise OptionError("the text has half of a surrogate pair, which is no character", code="O268")
+        raise OptionError("the text has half of a surrogate pair, which is not a character", code="O268")
     return text
 
 
@@ -423,7 +424,7 @@ def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
     found = metadata.get(f"tokenizer.ggml.{key}", ())
     made: list[Any] = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else [None]
     if not all(isinstance(x, str) for x in made):
-        raise FileError(f"gguf: tokenizer.ggml.{key} is no list of texts", code="F147")
+        raise FileError(f"gguf: tokenizer.ggml.{key} is not a list of texts", code="F147")
     return made
 
 
@@ -431,7 +432,7 @@ def _numbers(metadata: Mapping[str, Any], key: str, kinds: str) -> np.ndarray:
     found = metadata.get(f"tokenizer.ggml.{key}")
     made = np.asarray(found) if isinstance(found, (np.ndarray, list)) else np.array("")
     if made.ndim != 1 or (made.dtype.kind not in kinds and made.size):
-        raise FileError(f"gguf: tokenizer.ggml.{key} is no list of numbers", code="F147")
+        raise FileError(f"gguf: tokenizer.ggml.{key} is not a list of numbers", code="F147")
     return made
 
 
@@ -445,7 +446,9 @@ def _gguf_tokenizer(metadata: Mapping[str, Any], model: str, tokens: list[str], 
     found = {n: metadata.get(f"tokenizer.ggml.{n}_token_id") for n in ("bos", "eos", "eot")}
     for name, number in found.items():
         if number is not None and not (type(number) is int and 0 <= number < len(tokens)):
-            raise FileError(f"gguf: the {name} token {number!r} is none of {len(tokens)}", code="F147")
+            raise FileError(
+                f"gguf: the {name} token {number!r} is outside the vocabulary of {len(tokens)} tokens", code="F147"
+            )
     if metadata.get("tokenizer.ggml.add_bos_token", model == "llama") is True and found["bos"] is not None:
         name = tokens[found["bos"]]
         inner.post_processor = library.processors.TemplateProcessing(
@@ -496,7 +499,9 @@ def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str], kind: list[i
                        if token[:at] in vocabulary and token[at:] in vocabulary]  # fmt: skip
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     if type(unknown) is not int or not 0 <= unknown < len(tokens):
-        raise FileError(f"gguf: the unknown token {unknown!r} is none of {len(tokens)}", code="F147")
+        raise FileError(
+            f"gguf: the unknown token {unknown!r} is outside the vocabulary of {len(tokens)} tokens", code="F147"
+        )
     pairs = [(a, b) for *_, a, b in sorted(merges)]
     model = library.models.BPE(vocabulary, pairs, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
     inner = library.Tokenizer(model)

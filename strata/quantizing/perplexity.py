@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from strata.errors import OptionError
+from strata.kinds import with_article
 
 LEAST = 2  # tokens of a piece: the first is read, the others are foretold
 Progress = Callable[[int, int], None]
@@ -35,7 +36,7 @@ def pieces(model: Any, texts: Sequence[str], context: int, most: int | None = No
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise OptionError("perplexity: texts are a list of texts", code="O680")
     if not hasattr(model, "tokenizer") or not hasattr(model, "step"):
-        raise OptionError(f"perplexity: a {type(model).__name__} generates no text", code="O680")
+        raise OptionError(f"perplexity: {with_article(type(model))} generates no text", code="O680")
     length = min(context, model.context)
     if length < LEAST:
         raise OptionError(f"perplexity: a context of {length} tokens foretells nothing", code="O680")

@@ -17,6 +17,7 @@ from strata import tensor as tensors
 from strata.arguments import own_checks
 from strata.errors import FileError, OptionError
 from strata.io import GgufTensor, load_gguf, load_safetensors, quantized_tensor, save_gguf, save_safetensors
+from strata.kinds import with_article
 from strata.models import Decoder, load, read_json
 from strata.ops import gguf_blocks
 from strata.quantizing import gguf_export, layouts
@@ -86,14 +87,14 @@ def quantize(
             raise OptionError(f"quantize: ONNX models are quantised to int8, not to {format!r}", code="O681")
         return quantize_onnx(x, calibration or (), output)
     if format not in FORMATS:
-        raise OptionError(f"quantize: there is no format {format!r}; there are {', '.join(FORMATS)}", code="O681")
+        raise OptionError(f"quantize: there is no format {format!r}; known: {', '.join(FORMATS)}", code="O681")
     if format in ("int4-awq", "gptq") and not calibration:
         raise OptionError(f"quantize: {format} needs texts to calibrate with", code="O681")
     if group_size < 32 or group_size % 32:
-        raise OptionError(f"quantize: groups of {group_size} are no multiple of 32", code="O681")
+        raise OptionError(f"quantize: groups of {group_size} are not a multiple of 32", code="O681")
     given = load(x) if is_path else x
     if not isinstance(given, Decoder) or not hasattr(given.config, "family"):
-        raise OptionError(f"quantize: a {type(given).__name__} is no decoder of a family that is known", code="O681")
+        raise OptionError(f"quantize: {with_article(type(given))} is not a decoder of a known family", code="O681")
     return _Quantizing(given, format, group_size, progress or _silent).run(calibration, evaluate, context, output)
 
 

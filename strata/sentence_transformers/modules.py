@@ -146,7 +146,7 @@ def _dense(folder: Path) -> Dense:
     weights = load_safetensors(folder / "model.safetensors")
     activation = str(settings.get("activation_function", "Tanh")).rsplit(".", 1)[-1].strip("()'> ")
     if activation not in _ACTIVATIONS:
-        raise FileError(f"{folder}: activation {activation!r} is none of {', '.join(_ACTIVATIONS)}", code="F720")
+        raise FileError(f"{folder}: activation {activation!r} is not one of {', '.join(_ACTIVATIONS)}", code="F720")
     if "linear.weight" not in weights:
         raise FileError(f"{folder} has no linear.weight", code="F720")
     bias = weights.get("linear.bias") if settings.get("bias", True) else None

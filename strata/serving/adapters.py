@@ -56,7 +56,7 @@ class AdapterQueue(Generic[T]):
         """Refuse an adapter that is not known."""
         if adapter is not None and self._known is not None and adapter not in self._known:
             known = ", ".join(sorted(self._known)) or "none"
-            raise UnknownNameError(f"there is no adapter {adapter!r}; there are {known}", code="N600")
+            raise UnknownNameError(f"there is no adapter {adapter!r}; known: {known}", code="N600")
 
     def head(self) -> tuple[str | None, T] | None:
         """The next request and its adapter."""

@@ -25,6 +25,7 @@ import numpy as np
 from strata.arguments import own_checks
 from strata.backends import backend_for
 from strata.errors import OptionError, RunError
+from strata.kinds import counted
 from strata.models import PAGE, Decoder, Grammar, PagedCache, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
 from strata.serving.batching import LEAST, Batch, Prefill, PrefillChunk, exact_batcher
@@ -142,7 +143,7 @@ class Engine:
         ids = read.ids
         speech = Speech(self.model.tokenizer, stop, special=show_special)
         if not isinstance(max_tokens, int) or max_tokens < (0 if prompt_logprobs is not None else 1):
-            raise OptionError(f"generate: max_tokens {max_tokens!r} is no positive number", code="O606")
+            raise OptionError(f"generate: max_tokens {max_tokens!r} is not a positive number", code="O606")
         self._check(ids, adapter)
         matcher = None if grammar is None else grammar.matcher(self.model.tokenizer, self.model.config.vocab)
         made = Generation(
@@ -177,7 +178,7 @@ class Engine:
         room = self.cache.pool.pages * PAGE
         if len(ids) > room:
             raise OptionError(
-                f"engine: a prompt of {len(ids)} tokens is larger than a cache of {room}", code="O607",
+                f"engine: a prompt of {counted(len(ids), 'token')} is larger than a cache of {room}", code="O607",
                 fix=f"Engine(model, cache_tokens={len(ids)})",
             )  # fmt: skip
         self._waiting.check(adapter)

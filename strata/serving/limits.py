@@ -38,7 +38,9 @@ class Limits:
         if self.vocabulary is not None:
             at = next((i for i, token in enumerate(ids) if not 0 <= token < self.vocabulary), None)
             if at is not None:
-                raise _refused(f"token {ids[at]} at place {at} is none of {self.vocabulary}")
+                raise _refused(
+                    f"token {ids[at]} at position {at} is outside the vocabulary of {self.vocabulary} tokens"
+                )
 
     def check_image(self, image: Any) -> None:
         """One image, [height, width] or [height, width, channels]."""

@@ -46,7 +46,7 @@ class LoadTest:
         if self.rate is not None and not self.rate > 0:
             raise OptionError(f"load: a rate of {self.rate} a second is none", code="O627")
         if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
-            raise OptionError(f"load: {self.url!r} is no address of a server", code="O627")
+            raise OptionError(f"load: {self.url!r} is not an address of a server", code="O627")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def plot_load(found: dict[str, Any], width: int = 640, height: int = 200) -> str
                 for name, value in found[kind].items()]  # fmt: skip
         title = f"{found['requests']} requests, {found['tokens_per_second']:.1f} tokens/s, {found['failed']} failed"
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise OptionError(f"plot_load: this is no report of run_load: {error!r}", code="O627") from None
+        raise OptionError(f"plot_load: this is not a report of run_load: {error!r}", code="O627") from None
     if min(width, height) < 1:
         raise OptionError(f"plot_load: {width} by {height} pixels show nothing", code="O627")
     most = max((value for *_, value in rows), default=1.0) or 1.0

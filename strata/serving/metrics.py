@@ -60,7 +60,7 @@ class Metrics:
     def observe(self, name: str, value: float) -> None:
         """Add a value to a histogram; it is not negative, and its unit is part of the name."""
         if not 0 <= value < float("inf"):
-            raise OptionError(f"metrics: {value} is no value of the histogram {name!r}", code="O608")
+            raise OptionError(f"metrics: {value} is not a value of the histogram {name!r}", code="O608")
         with self._lock:
             self._histograms.setdefault(name, Histogram()).add(value)
 

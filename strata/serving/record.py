@@ -62,7 +62,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
                 found = json.loads(line)
                 yield Record(found["path"], found["body"], found["answer"], float(found.get("seconds", 0.0)))
             except (ValueError, KeyError, TypeError) as error:
-                raise FileError(f"{path}: line {number} is no record: {error}", code="F620") from None
+                raise FileError(f"{path}: line {number} is not a record: {error}", code="F620") from None
 
 
 def replay(

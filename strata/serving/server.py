@@ -157,7 +157,7 @@ def ask(
         try:
             trusted = ssl.create_default_context(cafile=certificate)
         except OSError as error:
-            raise OptionError(f"ask: {certificate} is no certificate: {error}", code="O622") from None
+            raise OptionError(f"ask: {certificate} is not a certificate: {error}", code="O622") from None
         connection = HTTPSConnection(place.netloc, timeout=timeout, context=trusted)
     else:
         connection = HTTPConnection(place.netloc, timeout=timeout)

@@ -163,7 +163,7 @@ class Service:
         if not self.engines and not self.embedders:
             raise OptionError("serve: there is no model", code="O622")
         if answer_tokens is not None and answer_tokens < 1:
-            raise OptionError(f"serve: answer_tokens {answer_tokens} is no positive number", code="O605")
+            raise OptionError(f"serve: answer_tokens {answer_tokens} is not a positive number", code="O605")
         self.answer_tokens = answer_tokens
         self.name = next(iter(self.engines), None) or next(iter(self.embedders))
         self.recorder, self.created = recorder, int(time.time())
@@ -201,7 +201,7 @@ class Service:
         for name, engine in self.engines.items():
             if plain in engine.adapters:
                 return name, plain
-        told = f"there is no model {model!r}; there are {', '.join(self.names)}"
+        told = f"there is no model {model!r}; known: {', '.join(self.names)}"
         raise Refused(404, told, field="model", code="model_not_found")
 
     # ------------------------------------------------------------------------------------------------------------ jobs
@@ -224,7 +224,7 @@ class Service:
 
     def _start(self, path: str, body: Any, client: str, tries: bool) -> Job:
         if path not in PATHS:
-            raise Refused(404, f"POST {path}: there is nothing; there are {', '.join(PATHS)}", code="unknown_url")
+            raise Refused(404, f"POST {path} is not served; known: {', '.join(PATHS)}", code="unknown_url")
         done = self._recording(path, body)
         match path:
             case "/v1/completions":

@@ -20,7 +20,7 @@ class WorkerPool(Generic[T]):
         if not workers:
             raise OptionError("workers: a pool of none does no work", code="O609")
         if policy not in POLICIES:
-            raise OptionError(f"workers: the policy {policy!r} is none of {', '.join(POLICIES)}", code="O609")
+            raise OptionError(f"workers: the policy {policy!r} is not one of {', '.join(POLICIES)}", code="O609")
         self.workers, self.policy = tuple(workers), policy
         self._loads = [0] * len(workers)
         self._next = 0

@@ -10,6 +10,7 @@ from typing import Any
 from strata import ops
 from strata.core import flatten, here, tree_map, unflatten
 from strata.errors import OptionError, ShapeError
+from strata.kinds import counted
 from strata.mir import Value, placeholder
 from strata.ops import CustomFn, make_graph, numbered, trace_body, zeros
 from strata.tensor.functional import value_of, values_of
@@ -174,7 +175,11 @@ def _one_each(given: Any, args: Any, structure: Any, what: str) -> list[Value | 
     """A value or None for each leaf of the arguments, from a tuple with an entry, perhaps None, for each argument."""
     entries = list(given) if isinstance(given, (tuple, list)) else [given]
     if len(entries) != len(args):
-        raise OptionError(f"{what} gave {len(entries)} cotangents for {len(args)} arguments", code="T216", place=here())
+        raise OptionError(
+            f"{what} gave {counted(len(entries), 'cotangent')} for {counted(len(args), 'argument')}",
+            code="T216",
+            place=here(),
+        )
     found: list[Value | None] = []
     for entry, child in zip(entries, structure.children, strict=True):
         leaves, shape = flatten(entry)

@@ -13,6 +13,7 @@ from typing import Any
 
 from strata.core import Dim, TreeDef, dim_prod, flatten, here, unflatten
 from strata.errors import DTypeError, OptionError, ShapeError, TraceError
+from strata.kinds import counted, with_article
 from strata.mir import Value, batch, constant, fresh_scope, placeholder, pullback, pushforward, substitute_values
 from strata.ops import iota, zeros
 from strata.tensor.creation import asarray
@@ -42,7 +43,7 @@ class FunctionCall:
 def value_of(x: Any, what: str) -> Value:
     """The graph value of one leaf of a pytree."""
     if isinstance(x, str) or callable(x):
-        raise TraceError(f"{what}: a {type(x).__name__} is not a tensor", code="T208", place=here())
+        raise TraceError(f"{what}: {with_article(type(x))} is not a tensor", code="T208", place=here())
     return asarray(x).value
 
 
@@ -276,7 +277,9 @@ def _spread_axes(in_axes: Any, args: Sequence[Any]) -> list[Any]:
     per_argument = list(in_axes) if isinstance(in_axes, (tuple, list)) else [in_axes] * len(args)
     if len(per_argument) != len(args):
         raise OptionError(
-            f"vmap: in_axes has {len(per_argument)} entries for {len(args)} arguments", code="T213", place=here()
+            f"vmap: in_axes has {len(per_argument)} entries for {counted(len(args), 'argument')}",
+            code="T213",
+            place=here(),
         )
     return [
         a

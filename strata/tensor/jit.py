@@ -30,6 +30,7 @@ from strata.core import (
     unflatten,
 )
 from strata.errors import OptionError, TraceError
+from strata.kinds import with_article
 from strata.mir import Graph, Value, fresh_scope, placeholder, substitute_values
 from strata.ops import outer_values
 from strata.runtime import CompiledGraph, Profile
@@ -257,7 +258,7 @@ class Jitted:
         fixed = [x.value if isinstance(x, _Static) else x for x in call.leaves if not _is_dynamic(x)]
         bad = next((x for x in fixed if not _hashable(x)), None)
         return TraceError(
-            f"jit: a {type(bad).__name__} argument is neither a tensor nor hashable, which a signature needs",
+            f"jit: {with_article(type(bad))} argument is neither a tensor nor hashable, which a signature needs",
             code="T220", place=here(),
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from strata.backends import DeviceArray
 from strata.config import Config, config, using_config
 from strata.core import Dim, TensorType, here
 from strata.errors import OptionError, SymbolError, UnknownNameError
+from strata.kinds import counted, with_article
 from strata.lir import Lir
 from strata.mir import Value, near, substitute_values
 from strata.runtime import CompiledGraph, Profile, Session, flops_of, phase
@@ -75,7 +76,7 @@ class Plan:
         self.tensors = tuple(tensors)
         for t in self.tensors:
             if not hasattr(t, "__mir_value__"):
-                raise OptionError(f"Plan: a {type(t).__name__} is not a tensor", code="T208", place=here())
+                raise OptionError(f"Plan: {with_article(type(t))} is not a tensor", code="T208", place=here())
         wanted = {t.value: None for t in tensors if handle_of(t.value) is None}
         self._copies: list[_Copy] = []
         table = self._prepare_copies(list(wanted)) if LAZY_COPIES else {}
@@ -242,7 +243,9 @@ class Plan:
 
         An array of NumPy; where the plan is on a device with memory of its own, the tensor."""
         if not -len(self._outputs) <= i < len(self._outputs):
-            raise OptionError(f"output: the plan has {len(self._outputs)} outputs, not {i}", code="O150", place=here())
+            raise OptionError(
+                f"output: the plan has {counted(len(self._outputs), 'output')}, not {i}", code="O150", place=here()
+            )
         array = self._outputs[i].array
         return self.tensors[i] if isinstance(array, DeviceArray) else array
 

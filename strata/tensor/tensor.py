@@ -15,6 +15,7 @@ from strata.backends import HOMES, DeviceArray
 from strata.config import Config, using_config
 from strata.core import Dim, DType, TensorType, check_unmasked, f32, flatten, here, tree_map
 from strata.errors import DeviceError, OptionError, ShapeError, SymbolError, TraceError
+from strata.kinds import with_article
 from strata.mir import BINARY, COMPARISONS, METHODS, REGISTRY, Operators, Value, constant, near
 from strata.tensor.data import Data, Handle, LooseHandle, apart, data_apart, handle_of, handle_value
 from strata.tensor.placement import HOST, device_of
@@ -370,7 +371,7 @@ def realize(*trees: Any) -> Any:
     leaves = flatten(list(trees))[0]
     tensors = [x for x in leaves if isinstance(x, Tensor)]
     if leaves and not tensors:
-        raise OptionError(f"realize: a {type(leaves[0]).__name__} is not a tensor", code="T208", place=here())
+        raise OptionError(f"realize: {with_article(type(leaves[0]))} is not a tensor", code="T208", place=here())
     realize_tensors(tensors)
     return trees[0] if len(trees) == 1 else trees
 
@@ -405,7 +406,7 @@ def prepare_with(settings: Config, *tensors: Tensor) -> Plan:
 def _only_tensors(what: str, tensors: Sequence[Any]) -> Sequence[Tensor]:
     for t in tensors:
         if not isinstance(t, Tensor):
-            raise OptionError(f"{what}: a {type(t).__name__} is not a tensor", code="T208", place=here())
+            raise OptionError(f"{what}: {with_article(type(t))} is not a tensor", code="T208", place=here())
     return tensors
 
 

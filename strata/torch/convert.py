@@ -18,6 +18,7 @@ from torch import fx
 from strata import ops
 from strata.core import Dim, SymExpr, TensorType, symbols, u8
 from strata.errors import StrataError
+from strata.kinds import with_article
 from strata.mir import Graph, Value, constant, placeholder
 from strata.torch import aten as _rules  # noqa: F401 - fills the table
 from strata.torch.aten.linalg import CHECKS
@@ -265,7 +266,7 @@ class _Walk:
             return tuple(None if k is None or isinstance(k, (int, torch.SymInt)) else self._kind(k) for k in kept)
         if kept is None:
             return None
-        raise Unsupported(f"a result that is a {type(kept).__name__}")
+        raise Unsupported(f"a result that is {with_article(type(kept))}")
 
     def _is_plain(self, t: torch.Tensor) -> bool:
         """Whether a tensor is dense, and in the memory that the others are in: the host's, or that of one GPU."""

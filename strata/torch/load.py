@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,12 +16,18 @@ import torch
 from strata.config import using
 from strata.core import here
 from strata.errors import FileError, LowerError, MissingFileError, OptionError
+from strata.kinds import counted
 from strata.mir import Graph
 from strata.models import Model
 from strata.runtime import CompiledGraph, CompileOptions, Session
 from strata.torch.backend import decompositions
 from strata.torch.convert import Conversion, Result, SizeResult, TensorInput, convert
 from strata.torch.kinds import to_array
+
+_BROKEN = (
+    RuntimeError, ValueError, LookupError, TypeError, AttributeError, OSError, AssertionError, EOFError,
+    pickle.UnpicklingError, zipfile.BadZipFile,
+)  # fmt: skip  # what torch's reader raises for a file that it did not write
 
 
 class TorchModel(Model):
@@ -54,7 +63,7 @@ class TorchModel(Model):
         """Arrays in the order of the inputs; the one result, or a tuple."""
         if len(arrays) > len(self.inputs):
             raise OptionError(
-                f"the model takes {len(self.inputs)} inputs, got {len(arrays)}", code="O661", place=here()
+                f"the model takes {counted(len(self.inputs), 'input')}, got {len(arrays)}", code="O661", place=here()
             )
         made = tuple(self.run(**dict(zip(self.inputs, arrays, strict=False)), **named).values())
         return made[0] if len(made) == 1 else made
@@ -88,7 +97,7 @@ def load(
             continue
         held = exported.state_dict if spec.target in exported.state_dict else exported.constants
         if not isinstance(held.get(spec.target), torch.Tensor):
-            raise LowerError(f"{spec.target} is no tensor: it would stay in torch", code="L660", place=here())
+            raise LowerError(f"{spec.target} is not a tensor, so it cannot leave torch", code="L660", place=here())
         kept[at] = spec.target, to_array(held[spec.target].detach().contiguous())
         if spec.target in changed:
             state[spec.target] = at
@@ -159,13 +168,18 @@ def _exported(program: Any, example_inputs: Any, kwargs: Mapping[str, Any] | Non
     if isinstance(program, (str, os.PathLike)):
         if not os.path.isfile(program):
             raise MissingFileError(f"there is no file {os.fspath(program)}", code="F660", place=here())
+        log = logging.getLogger("torch.export")
+        quiet, log.disabled = log.disabled, True  # it writes the traceback of what is raised here
         try:
             return load_file(program)
-        except (RuntimeError, ValueError, KeyError, OSError, AssertionError) as error:
-            reason = " ".join(str(error).split())[:200]
+        except _BROKEN as error:
+            told = "torch cannot read it" if "warnings above" in str(error) else str(error) or type(error).__name__
+            reason = " ".join(told.split())[:200]
             raise FileError(
-                f"{os.fspath(program)} is no exported program: {reason}", code="F660", place=here()
+                f"{os.fspath(program)} is not an exported program: {reason}", code="F660", place=here()
             ) from None
+        finally:
+            log.disabled = quiet
     if isinstance(program, torch.nn.Module):
         if example_inputs is None and kwargs is None:
             raise OptionError(

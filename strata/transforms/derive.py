@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from strata.core import Dim, dim_prod
 from strata.errors import DTypeError, OptionError, TraceError
+from strata.kinds import counted
 from strata.mir import Graph, Param, Value, constant, leaf_name
 from strata.ops import iota, ones, zeros
 
@@ -77,7 +78,7 @@ def chosen(graph: Graph, names: Names, what: str) -> list[str]:
 def one_output(graph: Graph, what: str) -> None:
     if len(graph.results) != 1:
         raise OptionError(
-            f"{what}: graph {graph.name!r} has {len(graph.results)} outputs, a loss is one",
+            f"{what}: graph {graph.name!r} has {counted(len(graph.results), 'output')}, a loss is one",
             code="O261",
             fix="transforms.vjp",
         )

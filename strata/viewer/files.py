@@ -142,9 +142,9 @@ def trace_data(name: str, source: Path | Sequence[Mapping[str, Any]]) -> dict[st
 def _read_events(path: Path) -> list[Mapping[str, Any]]:
     try:
         found = json.loads(read_text(path))
-        events = found["traceEvents"] if isinstance(found, dict) else found
+        events = found.get("traceEvents") if isinstance(found, dict) else found
         if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
-            raise ValueError("no list of events")  # noqa: TRY301 - one message for all that is wrong with the file
-    except (ValueError, KeyError, UnicodeDecodeError) as error:
-        raise FileError(f"view: {path.name} is no trace: {error}", code="F156") from None
+            raise ValueError("it has no list of events")  # noqa: TRY301 - one message for all that is wrong with the file
+    except ValueError as error:
+        raise FileError(f"view: {path.name} is not a trace: {error}", code="F156") from None
     return events

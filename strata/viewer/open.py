@@ -62,7 +62,7 @@ def page_for(thing: Any, *, device: str = "cpu", sizes: Mapping[str, int] | None
     found = _graph_of_model(thing)
     if found is None:
         raise OptionError(
-            f"view: {type(thing).__name__} is no graph, module, compiled graph, model, trace or path", code="O190",
+            f"view: {type(thing).__name__} is not a graph, module, compiled graph, model, trace or path", code="O190",
             fix="st.view(graph, 'graph.html')",
         )  # fmt: skip
     return page_for(found, device=device, sizes=sizes)
@@ -95,14 +95,23 @@ def _of_file(path: Path, device: str, sizes: Mapping[str, int] | None) -> dict[s
             return safetensors_data(path)
         case ".strata":
             return bundle_data(path, page_for(imported("strata.runtime").load_compiled(path), sizes=sizes))
+        case ".pt2":
+            return page_for(imported("strata.torch").load(path, device=device).graph, sizes=sizes)
         case ".json":
             return trace_data(path.name, path)
         case ".mir" | ".txt" | ".hir":
-            return page_for(imported("strata.texts").parse(read_text(path)), device=device, sizes=sizes)
+            return page_for(imported("strata.texts").parse(_text_of(path)), device=device, sizes=sizes)
     raise FileError(
-        f"view: what {path.name} holds is not known; there are .onnx, .gguf, .safetensors, .strata, .mir, .json (a "
+        f"view: {path.name} cannot be shown; view reads .onnx, .gguf, .safetensors, .strata, .pt2, .mir, .json (a "
         "trace) and folders with config.json", code="F148",
     )  # fmt: skip
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return read_text(path)
+    except UnicodeDecodeError:
+        raise FileError(f"view: {path.name} is not text", code="F148") from None
 
 
 def _of_onnx(path: Path, device: str, sizes: Mapping[str, int] | None) -> dict[str, Any]:

@@ -290,7 +290,7 @@ def _answer(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
                 fn(*args, **kwargs)
         except StrataError as error:
             if not isinstance(error, _CLASSIC):
-                return f"{type(error).__name__} is no class that Python has for it"
+                return f"{type(error).__name__} is not a class that Python has for it"
             if f"{Path(__file__).name}:" not in str(error):
                 return f"no line of the caller in {error!s}"
         except Exception as error:  # noqa: BLE001 - whatever else comes out is what is looked for

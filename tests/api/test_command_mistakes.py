@@ -15,6 +15,7 @@ from strata.cli.parser import make_parser
 Command = tuple[str, ...]
 Actions = list[argparse.Action]
 OF_THE_MACHINE = {("demo",), ("serve",), ("doctor",), ("bench",)}  # which run, or ask, without a file
+SUFFIXES = (".onnx", ".gguf", ".safetensors", ".strata", ".pt2", ".mir", ".json", ".wav", ".npy", ".npz")
 
 
 def subcommands(
@@ -34,7 +35,7 @@ def wrong(command: Command, actions: Actions) -> Iterator[Command]:
     if command in OF_THE_MACHINE:
         return
     needed = sum(not a.option_strings and a.nargs not in ("?", "*") for a in actions)
-    for file in ("no-such-file", "empty", "text.mir", "folder", ""):
+    for file in ("no-such-file", "empty", "text.mir", "folder", "", *(f"bytes{suffix}" for suffix in SUFFIXES)):
         yield (*command, *[file] * max(1, needed))
     for option in (a for a in actions if a.option_strings and a.nargs != 0):
         for value in ("zork", "-1", "nan", ""):
@@ -55,6 +56,8 @@ def test_wrong_options_and_files(
     Path("empty").touch()
     Path("text.mir").write_text("mir nonsense", "utf-8")
     Path("folder").mkdir()
+    for suffix in SUFFIXES:
+        Path(f"bytes{suffix}").write_bytes(bytes(range(256)) * 8)
     for call in wrong(command, actions):
         with st.config.using(cache_dir=tmp_path / "cache"):
             try:

@@ -39,7 +39,7 @@ def module() -> Any:
 CALLS: dict[str, Any] = {
     "tensor of a text": lambda: st.tensor("abc"),
     "ragged list": lambda: st.tensor([[1, 2], [3]]),
-    "size that is no number": lambda: st.empty((float("nan"),)),
+    "size that is not a number": lambda: st.empty((float("nan"),)),
     "half a size": lambda: st.ones((2.5,)),
     "more than memory": lambda: st.ones((1 << 62, 1 << 62)).numpy(),
     "variable without a range": lambda: st.Variable("N", 5, 4),

@@ -38,7 +38,7 @@ def patience() -> Iterator[None]:
     """A reader that waits ends as a failure, not as a test run without an end."""
 
     def give_up(number: int, frame: FrameType | None) -> None:
-        raise AssertionError("it waits for what is no plain file")
+        raise AssertionError("it waits for what is not a plain file")
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(120)

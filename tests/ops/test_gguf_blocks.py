@@ -198,7 +198,7 @@ def test_every_bit_of_a_field_has_one_place(name) -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(OptionError, match="'q9_0' is none of"):
+    with pytest.raises(OptionError, match="'q9_0' is not one of"):
         gguf_blocks.decode(np.zeros(18, np.uint8), "q9_0")
     with pytest.raises(ShapeError, match="multiples of 18 bytes"):
         gguf_blocks.decode(np.zeros(17, np.uint8), "q4_0")

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import strata as st
+from strata.cli import main
+from strata.errors import FileError
 
 
 def small() -> Any:
@@ -26,6 +29,22 @@ def test_a_module_of_any_batch() -> None:
         given = torch.randn(n, 8)
         np.testing.assert_allclose(loaded(given.numpy()), model(given).detach().numpy(), rtol=1e-5, atol=1e-6)
     assert sorted(loaded.params) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+def test_commands_take_exported_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, bundle = str(tmp_path / "model.pt2"), str(tmp_path / "model.strata")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(small(), (torch.randn(4, 8),)), file)
+    assert main(["compile", file, "-o", bundle]) == 0
+    for path in (file, bundle):
+        capsys.readouterr()
+        assert main(["explain", path]) == 0
+        assert "matmul + add + relu" in capsys.readouterr().out
+        assert main(["view", path, "-o", str(tmp_path / "page.html")]) == 0
+    Path(file).write_bytes(Path(file).read_bytes()[:1000])
+    with pytest.raises(FileError, match="is not an exported program"):
+        st.torch.load(file)
 
 
 def test_a_file_runs_without_torch(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def demo(options: Namespace) -> int:
     for name in names:
         if name not in PARTS and name not in EXAMPLES:
             known = ", ".join([*PARTS, *EXAMPLES])
-            raise Mistake(f"demo: there is no part {name!r}; there are {known}")
+            raise Mistake(f"demo: there is no part {name!r}; known: {known}")
     if options.list:
         show.table(("name", "what it shows", "needs"), [(n, t, w) for n, t, w in listing()])
         return 0

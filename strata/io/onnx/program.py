@@ -188,7 +188,7 @@ class OnnxProgram:
                 f"{op} ({', '.join(at[:8])}{', …' if len(at) > 8 else ''})" for op, at in sorted(unknown.items())
             )
             raise UnknownNameError(
-                f"the model has {len(unknown)} ops that are not known, at these nodes: {listed}",
+                f"the model uses ops that strata does not know: {listed}",
                 code="N500", fix="custom_ops={'Name': function} where function(node) gives values",
             )  # fmt: skip
 

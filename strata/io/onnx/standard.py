@@ -14,7 +14,7 @@ from strata.core import located
 from strata.errors import OptionError
 from strata.io.onnx.dtypes import NUMBER
 from strata.io.onnx.model import OnnxModel
-from strata.kinds import shown
+from strata.kinds import counted, shown
 
 
 class PreparedModel(BackendRep):
@@ -31,7 +31,9 @@ class PreparedModel(BackendRep):
         given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         ports = model.inputs if len(given) <= len(model.inputs) else self._all_inputs()
         if len(given) > len(ports):
-            raise OptionError(f"the model has {len(ports)} inputs, got {len(given)} arrays", code="O502")
+            raise OptionError(
+                f"the model has {counted(len(ports), 'input')}, got {counted(len(given), 'array')}", code="O502"
+            )
         return model.run({port.name: x for port, x in zip(ports, given, strict=False)})
 
     def _all_inputs(self) -> Sequence[Any]:

@@ -26,6 +26,7 @@ from strata.io.onnx.node import NodeView
 from strata.io.onnx.program import OnnxProgram, expand_standard, opset_table, outer_names, tensor_type
 from strata.io.onnx.registry import NEVER_FOLDED
 from strata.io.onnx.sizes import SIZE_RULES
+from strata.kinds import counted
 from strata.mir import (
     Constant,
     Graph,
@@ -449,7 +450,9 @@ class OnnxTracer:
                     f"node {_label(node)}: cannot be read: {type(error).__name__}: {error}", code="F504"
                 ) from error
         if len(outputs) < len([o for o in node.output if o]):
-            raise FileError(f"{node.op_type} gives {len(outputs)} outputs, {len(node.output)} are named", code="F500")
+            raise FileError(
+                f"{node.op_type} gives {counted(len(outputs), 'output')}, {len(node.output)} are named", code="F500"
+            )
         for name, item in zip(node.output, outputs, strict=False):
             if isinstance(item, Value):
                 self._require_possible(node, item)

@@ -52,7 +52,7 @@ def load(source: Any, *, name: str = "main") -> Graph:
         text = _text(source)
     functions = parse_module(text)
     if name not in functions:
-        raise OptionError(f"load: there is no function {name!r}; there are {', '.join(functions)}", code="O509")
+        raise OptionError(f"load: there is no function {name!r}; known: {', '.join(functions)}", code="O509")
     equal: dict[str, Dim] = {}
     while True:
         try:
@@ -73,7 +73,7 @@ def _text(source: Any) -> str:
         return source
     else:
         raise OptionError(
-            f"load: {type(source).__name__} is no text, path, bytecode or exported function of JAX", code="O509"
+            f"load: {type(source).__name__} is not text, a path, bytecode or exported function of JAX", code="O509"
         )
     if raw.startswith(BYTECODE):
         return module_text(raw)
@@ -96,7 +96,7 @@ class HloReading:
         inputs = []
         for at, (_, kind) in enumerate(function.region.arguments):
             if kind is None:
-                raise LowerError(f"argument {at} of @{function.name} is no tensor", code="L510")
+                raise LowerError(f"argument {at} of @{function.name} is not a tensor", code="L510")
             shape = self._argument_shape(at, kind, None if shapes is None else shapes[at])
             inputs.append(Item(made.input(f"arg{at}", TensorType(kind.dtype, shape))))
         results = self.call(function, inputs)

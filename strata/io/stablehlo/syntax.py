@@ -153,7 +153,7 @@ class HloReader:
         while at < len(text):
             match = TOKEN.match(text, at)
             if match is None:
-                self._fail_at(at, f"{text[at : at + 12]!r} is no token of StableHLO")
+                self._fail_at(at, f"{text[at : at + 12]!r} is not a token of StableHLO")
             if match.lastgroup is not None:
                 self.tokens.append((match.lastgroup, match[0], at))
             at = match.end()
@@ -539,7 +539,7 @@ class HloReader:
             case "word" | "alias" | "type":
                 self.next()
                 return {"true": True, "false": False}.get(text, text)
-        return self.fail(f"{text!r} is no attribute")
+        return self.fail(f"{text!r} is not an attribute")
 
     def typed(self) -> None:
         """The type behind a number."""

@@ -45,7 +45,9 @@ class CtcSettings:
             letters = next(iter(letters.values()))
         rate = whole(prepared, "sampling_rate", 16000)
         if rate not in RATES:
-            raise FileError(f"preprocessor_config.json has sampling_rate = {rate}, which is none of sound", code="F140")
+            raise FileError(
+                f"preprocessor_config.json has sampling_rate = {rate}, which is not a sampling rate", code="F140"
+            )
         return cls(
             rate, bool(prepared.get("do_normalize", True)),
             bool(prepared.get("return_attention_mask", settings.get("feat_extract_norm") == "layer")),

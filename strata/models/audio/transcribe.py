@@ -163,7 +163,7 @@ class Whisper(EncoderDecoder):
         if code not in known:
             shown = ", ".join(known) or "none: it knows English alone"
             raise UnknownNameError(
-                f"transcribe: {language!r} is no language of the model, which knows {shown}", code="N600"
+                f"transcribe: {language!r} is not a language of the model, which knows {shown}", code="N600"
             )
         return code
 
@@ -199,7 +199,7 @@ class Whisper(EncoderDecoder):
         code = self._language(language)
         if task not in (self.speech.tasks or {"transcribe": 0}):
             known = ", ".join(self.speech.tasks) or "transcribe"
-            raise UnknownNameError(f"transcribe: {task!r} is no task; there are {known}", code="N600")
+            raise UnknownNameError(f"transcribe: {task!r} is not a task; known: {known}", code="N600")
         is_long = features.shape[1] > self.frames
         times = self.speech.no_times is not None and (timestamps or is_long)
         chosen, found, seek = sampler or Sampler(), [], 0

@@ -92,7 +92,7 @@ def merged_mask(pools: Sequence[ExpertPool]) -> np.ndarray:
 def affordable_experts(free: int, *, bytes_per_expert: int, layers: int, experts: int, reserve: int = 0) -> int:
     """How many experts of each layer fit into free memory, with `reserve` bytes left free."""
     if bytes_per_expert < 1 or layers < 1:
-        raise OptionError(f"experts: {bytes_per_expert} bytes in {layers} layers are no experts", code="O612")
+        raise OptionError(f"experts: {bytes_per_expert} bytes in {layers} layers do not make up an expert", code="O612")
     return max(0, min((free - reserve) // (bytes_per_expert * layers), experts))
 
 

@@ -208,7 +208,7 @@ def _sizes(found: Mapping[str, Any], key: str) -> dict[str, int]:
     if isinstance(value, dict):
         kept = {k: whole(value, k) for k in ("height", "width", "shortest_edge", "longest_edge") if value.get(k)}
         if "shortest_edge" not in kept and not {"height", "width"} <= set(kept):
-            raise FileError(f"the configuration has {key} = {value}, which is no size", code="F140")
+            raise FileError(f"the configuration has {key} = {value}, which is not a size", code="F140")
     else:
         kept = dict.fromkeys(("height", "width"), whole(found, key))
     if any(kept.get(k, 1) > LARGEST for k in ("height", "width", "shortest_edge")):

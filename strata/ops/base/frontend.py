@@ -21,6 +21,7 @@ from strata.core import (
     promote_all,
 )
 from strata.errors import ShapeError, TraceError
+from strata.kinds import with_article
 from strata.mir import METHODS, Value, constant
 
 Scalar = bool | int | float | complex
@@ -35,7 +36,7 @@ def as_value(x: Any, dtype: DType | None = None) -> Value:
         return METHODS["dim_size"](x)
     if hasattr(x, "__mir_value__"):  # objects of upper layers that hold a value
         raise TraceError(
-            f"a {type(x).__name__} was passed where a graph value is needed: use strata.<op> on tensors", code="T116"
+            f"{with_article(type(x))} was passed where a graph value is needed: use strata.<op> on tensors", code="T116"
         )
     return constant(x, dtype)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from strata.core import Dim, TensorType, f64
 from strata.errors import MissingRuleError, OptionError, TraceError, UnknownNameError
+from strata.kinds import counted
 from strata.mir import (
     VALUE_TYPES,
     Graph,
@@ -297,7 +298,8 @@ class Custom(Op):
         grads = as_tuple(rule(*inputs, out=self._single(out), ct=self._single(ct), attrs=self.attrs))
         if len(grads) != len(inputs):
             raise OptionError(
-                f"vjp of {self.extension.name} gave {len(grads)} cotangents for {len(inputs)} inputs", code="O267"
+                f"vjp of {self.extension.name} gave {counted(len(grads), 'cotangent')} for {len(inputs)} inputs",
+                code="O267",
             )
         return grads
 

@@ -29,6 +29,7 @@ from strata.kernel import (
     with_names,
     with_sizes,
 )
+from strata.kinds import counted
 from strata.mir import Op, Sample, Value, op
 from strata.ops.indexing.indexing import CheckedIds
 
@@ -96,7 +97,7 @@ class CustomKernel(Op):
         kernel = self.kernel
         if len(types) != len(kernel.inputs):
             wanted = ", ".join(map(str, kernel.inputs)) or "nothing"
-            raise OptionError(f"{kernel.name}: takes {wanted}, got {len(types)} inputs", code="O290")
+            raise OptionError(f"{kernel.name}: takes {wanted}, got {counted(len(types), 'input')}", code="O290")
         for buffer, given in zip(kernel.inputs, types, strict=True):
             if given.dtype is not buffer.dtype:
                 raise DTypeError(

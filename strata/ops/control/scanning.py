@@ -14,6 +14,7 @@ import numpy as np
 
 from strata.core import Dim, SymExpr, TensorType, bool_, f64, floordiv, i64, known_le
 from strata.errors import OptionError
+from strata.kinds import counted
 from strata.mir import Graph, Nested, Op, Sample, Value, batch_values, op, placeholder, pullback, pushforward
 from strata.ops.base.creation import zeros_like
 from strata.ops.base.movement import broadcast_to, concat, moveaxis, narrow, reshape
@@ -70,7 +71,7 @@ class ScanOp(Op):
         )
         self.require(
             len(results) >= carries,
-            f"the body returns {len(results)} values, fewer than {carries} carries",
+            f"the body returns {counted(len(results), 'value')}, fewer than {carries} carries",
             code="S342",
         )
         for i in range(carries):

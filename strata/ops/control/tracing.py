@@ -14,6 +14,7 @@ import numpy as np
 
 from strata.core import TensorType, TreeDef, as_dtype, flatten, unflatten
 from strata.errors import TraceError
+from strata.kinds import with_article
 from strata.mir import (
     Constant,
     Evaluation,
@@ -76,7 +77,7 @@ def _as_result(x: Any, what: str) -> Value:
     try:
         return as_value(x)
     except (TypeError, ValueError) as error:
-        raise TraceError(f"{what}: the function returned a {type(x).__name__}, not a value", code="T200") from error
+        raise TraceError(f"{what}: the function returned {with_article(type(x))}, not a value", code="T200") from error
 
 
 def outer_values(results: Sequence[Value], own: Sequence[Value], since: int, *, hoist: bool) -> tuple[Value, ...]:

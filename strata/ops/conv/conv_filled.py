@@ -29,7 +29,7 @@ class ConvFilled(Conv):
         ok = x.dtype in (i8, u8) and w.dtype is i8
         self.require_dtype(ok, f"needs u8 or i8 codes and i8 codes, got {x} and {w}", code="D228")
         low, high = int_bounds(x.dtype)
-        self.require_dtype(low <= self.fill <= high, f"{self.fill} is no code of {x}", code="D228")
+        self.require_dtype(low <= self.fill <= high, f"{self.fill} is not a code of {x}", code="D228")
         return super().infer(x, w)
 
     @classmethod

@@ -77,7 +77,7 @@ def _resolve_padding(
             return same_padding(sizes, kernel, stride, dilation)
         case "same_lower":
             return same_padding(sizes, kernel, stride, dilation, upper=False)
-    raise OptionError(f"{what}: padding {padding!r} is none of valid, same, same_upper, same_lower", code="O242")
+    raise OptionError(f"{what}: padding {padding!r} is not one of valid, same, same_upper, same_lower", code="O242")
 
 
 def _conv_of_rank(rank: int) -> Any:
@@ -153,7 +153,7 @@ def _transposed_padding(
         if not isinstance(padding, str) or padding.lower() == "valid":
             return padding_pairs(0 if isinstance(padding, str) else padding, len(stride), what)
         if padding.lower() not in ("same_upper", "same_lower"):
-            raise OptionError(f"{what}: padding {padding!r} is none of valid, same_upper, same_lower", code="O242")
+            raise OptionError(f"{what}: padding {padding!r} is not one of valid, same_upper, same_lower", code="O242")
         output_shape = [n * s for n, s in zip(sizes, stride, strict=True)]
     upper = isinstance(padding, str) and padding.lower() == "same_upper"
     pairs = []

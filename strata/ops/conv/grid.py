@@ -114,9 +114,9 @@ def grid_sample(
         wanted = f"x[N, C, *sizes] and grid[N, *places, {rank}]"
         raise ShapeError(f"grid_sample: needs {wanted}, got {value.type} and {places.type}", code="S314")
     if mode not in _MODES:
-        raise OptionError(f"grid_sample: mode {mode!r} is none of {', '.join(_MODES)}", code="O247")
+        raise OptionError(f"grid_sample: mode {mode!r} is not one of {', '.join(_MODES)}", code="O247")
     if padding_mode not in ("zeros", "border", "reflection"):
-        raise OptionError(f"grid_sample: padding {padding_mode!r} is none of zeros, border, reflection", code="O247")
+        raise OptionError(f"grid_sample: padding {padding_mode!r} is not one of zeros, border, reflection", code="O247")
     batch, sizes, out = value.shape[0], value.shape[2:], places.shape[1:-1]
     flat = reshape(places, (batch, dim_prod(out), rank))
     axes = []

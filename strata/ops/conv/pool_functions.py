@@ -60,7 +60,7 @@ def _given_padding(
     if padding.lower() == "valid":
         return ((0, 0),) * len(kernel)
     if padding.lower() not in ("same_upper", "same_lower"):
-        raise OptionError(f"{what}: padding {padding!r} is none of valid, same_upper, same_lower", code="O242")
+        raise OptionError(f"{what}: padding {padding!r} is not one of valid, same_upper, same_lower", code="O242")
     return same_padding(sizes, kernel, stride, dilation, upper=padding.lower() == "same_upper")
 
 

@@ -62,7 +62,7 @@ class ResizeAxis(UnaryOp):
             (self.rounding, ROUNDINGS, "nearest rounding"),
         ):
             self.require(
-                given in known, f"{what} {given!r} is none of {', '.join(known)}", code="O247", error=OptionError
+                given in known, f"{what} {given!r} is not one of {', '.join(known)}", code="O247", error=OptionError
             )
         size = x.shape[self.axis]
         self.require(not isinstance(size, SymExpr), f"axis {self.axis} of {x} must have a known size", code="S311")
@@ -352,7 +352,9 @@ def resize(
     if len(given) != len(where):
         raise OptionError(f"resize: {len(given)} scales or sizes for {len(where)} axes", code="O241")
     if keep_aspect_ratio_policy not in POLICIES:
-        raise OptionError(f"resize: policy {keep_aspect_ratio_policy!r} is none of {', '.join(POLICIES)}", code="O247")
+        raise OptionError(
+            f"resize: policy {keep_aspect_ratio_policy!r} is not one of {', '.join(POLICIES)}", code="O247"
+        )
     plan = _plan_of_sizes(value, where, sizes, keep_aspect_ratio_policy) if sizes is not None else None
     for i, axis in enumerate(where):
         if plan is None:

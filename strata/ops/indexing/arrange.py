@@ -22,6 +22,7 @@ from strata.core import (
     normalize_axis,
 )
 from strata.errors import OptionError, ShapeError
+from strata.kinds import counted
 from strata.mir import METHODS, Value, constant, function
 from strata.ops.base.creation import dim_size, iota, zeros
 from strata.ops.base.frontend import Operand, as_value, promoted
@@ -46,7 +47,7 @@ def roll(x: Operand, shift: int | Sequence[int], axis: int | Sequence[int] | Non
     if len(shifts) == 1:
         shifts *= len(axes)
     if len(shifts) != len(axes):
-        raise OptionError(f"roll: {len(shifts)} shifts for {len(axes)} axes", code="O207")
+        raise OptionError(f"roll: {counted(len(shifts), 'shift')} for {len(axes)} axes", code="O207")
     for by, a in zip(shifts, axes, strict=True):
         at = normalize_axis(a, value.ndim, "roll")
         size = value.shape[at]

@@ -12,6 +12,7 @@ import numpy as np
 
 from strata.core import Dim, TensorType, bool_, f16, f32, f64, i32, i64, show_shape
 from strata.errors import DTypeError, ShapeError
+from strata.kinds import counted
 from strata.mir import METHODS, Op, Sample, Value, constant, draw, function, op
 from strata.ops.base.creation import iota, zeros, zeros_like
 from strata.ops.base.frontend import Operand, as_value, full_shape
@@ -31,7 +32,7 @@ class Window(Op):
     def require_window(self, x: TensorType, sizes: Sequence[Dim], starts: Sequence[TensorType]) -> None:
         self.require(
             len(starts) == len(sizes) == x.ndim,
-            f"{x} needs a size and a start for each axis, got {show_shape(sizes)} and {len(starts)} starts",
+            f"{x} needs a size and a start for each axis, got {show_shape(sizes)} and {counted(len(starts), 'start')}",
             code="S213",
         )
         for s in starts:
@@ -180,7 +181,7 @@ def _starts(x: Value, starts: Any, what: str) -> list[Value]:
         starts = [starts[i] for i in range(len(starts))]
     values = [as_value(s) for s in (starts if isinstance(starts, (tuple, list, np.ndarray)) else [starts])]
     if len(values) != x.ndim:
-        raise ShapeError(f"{what}: {len(values)} starts for {x.type}, which has {x.ndim} axes", code="S213")
+        raise ShapeError(f"{what}: {counted(len(values), 'start')} for {x.type}, which has {x.ndim} axes", code="S213")
     for v in values:
         if not v.dtype.is_int:
             raise DTypeError(f"{what}: a start must be an integer, got {v.type}", code="D202")

@@ -14,6 +14,7 @@ import numpy as np
 
 from strata.core import Dim, SymExpr, i32, normalize_axis
 from strata.errors import OptionError, ShapeError
+from strata.kinds import counted
 from strata.mir import METHODS, Value, function
 from strata.ops.base.frontend import Operand, promoted
 from strata.ops.base.movement import moveaxis, reshape, transpose
@@ -42,7 +43,7 @@ def _read(text: str, operands: Sequence[Value]) -> tuple[list[tuple[str, ...]], 
     inputs, arrow, output = compact.partition("->")
     parts = inputs.split(",")
     if len(parts) != len(operands):
-        raise OptionError(f"einsum: {text!r} names {len(parts)} operands, got {len(operands)}", code="O277")
+        raise OptionError(f"einsum: {text!r} names {counted(len(parts), 'operand')}, got {len(operands)}", code="O277")
     names = []
     for i, (part, x) in enumerate(zip(parts, operands, strict=True)):
         letters = _letters(part, text)

@@ -28,6 +28,7 @@ from strata.core import (
     known_le,
 )
 from strata.errors import OptionError
+from strata.kinds import counted
 from strata.mir import Op, Sample, Value, constant, draw, op
 from strata.ops.base.creation import dim_size, iota, zeros
 from strata.ops.base.elementwise import unbroadcast
@@ -130,8 +131,8 @@ class AttentionFamily(Op):
         def option(ok: bool, message: str, code: str) -> None:
             self.require(ok, message, code=code, error=OptionError)
 
-        option(self.layout in LAYOUTS, f"layout {self.layout!r} is none of {', '.join(LAYOUTS)}", "O220")
-        option(self.mask in MASKS, f"mask {self.mask!r} is none of {', '.join(MASKS)}", "O221")
+        option(self.layout in LAYOUTS, f"layout {self.layout!r} is not one of {', '.join(LAYOUTS)}", "O220")
+        option(self.mask in MASKS, f"mask {self.mask!r} is not one of {', '.join(MASKS)}", "O221")
         some = not known_le(self.kv_heads, 0) and not known_le(self.num_heads, 0)
         heads_fit = some and divide_exactly(self.num_heads, self.kv_heads) is not None
         option(heads_fit, f"{self.num_heads} query heads cannot share {self.kv_heads} key heads", "O222")
@@ -155,7 +156,8 @@ class AttentionFamily(Op):
         for name, (t, shape) in wanted.items():
             self.require(same_shape(t.shape, shape), f"{name} is {t}, expected {t.with_shape(shape)}", code="S261")
         count = (self.mask != "none") + self.has_offset
-        self.require(len(extra) == count, f"takes {count} inputs beside q, k and v, got {len(extra)}", code="S263")
+        wanted = counted(count, "input")
+        self.require(len(extra) == count, f"takes {wanted} beside q, k and v, got {len(extra)}", code="S263")
         self._check_extra(sizes, q, extra)
         return sizes
 

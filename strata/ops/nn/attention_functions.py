@@ -89,13 +89,15 @@ def _build(
         raise DTypeError(f"{what}: needs floats, got {query.type}", code="D104")
     known = (None, "none", "causal", "window", "sliding_window", "custom", "bias")
     if mask_kind not in known:
-        raise OptionError(f"{what}: mask_kind {mask_kind!r} is none of {', '.join(map(repr, known[1:]))}", code="O221")
+        raise OptionError(
+            f"{what}: mask_kind {mask_kind!r} is not one of {', '.join(map(repr, known[1:]))}", code="O221"
+        )
     if mask_kind in ("custom", "bias") and mask is None:
         raise OptionError(f"{what}: mask_kind {mask_kind!r} needs a mask", code="O221")
     if mask_kind in ("window", "sliding_window") and window is None:
         raise OptionError(f"{what}: mask_kind {mask_kind!r} needs window=", code="O223")
     if empty not in EMPTY:
-        raise OptionError(f"{what}: empty {empty!r} is none of {', '.join(map(repr, EMPTY))}", code="O221")
+        raise OptionError(f"{what}: empty {empty!r} is not one of {', '.join(map(repr, EMPTY))}", code="O221")
     layout = layout or _infer_layout(query, num_heads, what)
     if layout not in LAYOUTS or query.ndim != LAYOUTS[layout]:
         raise OptionError(f"{what}: layout {layout!r} does not fit q : {query.type}", code="O220")
@@ -184,7 +186,7 @@ def attention_backward(
         return grads
     names = ("query", "key", "value", "bias")[: len(grads)]
     if wrt.lower() not in names:
-        raise OptionError(f"attention_backward: wrt {wrt!r} is none of {', '.join(names)}", code="O228")
+        raise OptionError(f"attention_backward: wrt {wrt!r} is not one of {', '.join(names)}", code="O228")
     return grads[names.index(wrt.lower())]
 
 

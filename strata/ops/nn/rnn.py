@@ -60,7 +60,7 @@ def _activations(
     made: list[Activation] = []
     for name in given:
         if name.lower() not in _ACTIVATIONS:
-            raise OptionError(f"{what}: activation {name!r} is none of {', '.join(_ACTIVATIONS)}", code="O249")
+            raise OptionError(f"{what}: activation {name!r} is not one of {', '.join(_ACTIVATIONS)}", code="O249")
         apply, a, b = _ACTIVATIONS[name.lower()]
         first = next(alpha, a) if a is not None else 0.0
         second = next(beta, b) if b is not None else 0.0
@@ -203,7 +203,7 @@ def _onnx(
     **options: Any,
 ) -> tuple[Value, ...]:
     if direction not in ("forward", "reverse", "bidirectional"):
-        raise OptionError(f"{what}: direction {direction!r} is none of forward, reverse, bidirectional", code="O249")
+        raise OptionError(f"{what}: direction {direction!r} is not one of forward, reverse, bidirectional", code="O249")
     directions = 2 if direction == "bidirectional" else 1
     value, weight, recurrent = promoted(x, w, r)
     gates = {"lstm": 4, "gru": 3, "rnn": 1}[kind]

@@ -38,7 +38,7 @@ class Rotary(Op):
     def check(self, x: TensorType, cos: TensorType, sin: TensorType) -> None:
         self.require(
             self.layout in LAYOUTS,
-            f"layout {self.layout!r} is none of {', '.join(LAYOUTS)}",
+            f"layout {self.layout!r} is not one of {', '.join(LAYOUTS)}",
             code="O220",
             error=OptionError,
         )
@@ -62,7 +62,7 @@ class Rotary(Op):
         columns = (self.head_dim // 2, self.n_rot // 2)
         ranks = cos.ndim == 2 or (cos.ndim == 3 and rank > 2 and same_shape(cos.shape[:1], x.shape[:1]))
         self.require(
-            ranks and cos.shape[-1] in columns, f"{cos} is no table for {x} with {columns[0]} columns", code="S267"
+            ranks and cos.shape[-1] in columns, f"{cos} is not a table for {x} with {columns[0]} columns", code="S267"
         )
         length = self.length(x)
         short = known_le(cos.shape[-2] + 1, length)
@@ -306,7 +306,7 @@ class RopeScaling:
                 if factor is None:
                     factor = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
                 return self._yarn(n_rot, theta), factor
-        raise OptionError(f"rope_tables: {self.kind!r} is none of linear, ntk, dynamic, llama3, yarn", code="O231")
+        raise OptionError(f"rope_tables: {self.kind!r} is not one of linear, ntk, dynamic, llama3, yarn", code="O231")
 
     def _llama3(self, plain: np.ndarray) -> np.ndarray:
         turns = self.original_length * plain / (2 * np.pi)  # full turns within the trained context

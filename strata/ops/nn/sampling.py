@@ -53,7 +53,11 @@ class SampleToken(Op):
         option(self.temperature >= 0, f"temperature {self.temperature} is negative")
         self.require_dtype(logits.dtype.is_float, f"needs float logits, got {logits}", code="D104")
         self.require(logits.ndim >= 1 and logits.shape[-1] != 0, f"needs logits [.., V], got {logits}", code="S274")
-        self.require(len(key) == (not self.takes_maximum), f"takes {1 + (not self.takes_maximum)} inputs", code="S275")
+        self.require(
+            len(key) == (not self.takes_maximum),
+            f"takes {'1 input' if self.takes_maximum else '2 inputs'}",
+            code="S275",
+        )
         for k in key:
             self.require_dtype(k.dtype is u32, f"a key is u32[2], got {k}", code="D222")
             lead = k.shape[:-1]

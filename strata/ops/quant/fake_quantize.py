@@ -11,6 +11,7 @@ import numpy as np
 
 from strata.core import Dim, DType, TensorType, f16, f32, f64, normalize_axis
 from strata.errors import OptionError
+from strata.kinds import counted
 from strata.mir import Op, Sample, Value, constant, draw, function, op
 from strata.ops.base.creation import zeros_like
 from strata.ops.base.elementwise import maximum
@@ -89,16 +90,18 @@ class FakeQuantize(Faking):
 
     def infer(self, x: TensorType, *state: TensorType) -> tuple[TensorType, ...]:
         channels = self.channels(x)
-        self.require(self.ste in STE, f"ste {self.ste!r} is none of {', '.join(STE)}", code="O239", error=OptionError)
+        self.require(
+            self.ste in STE, f"ste {self.ste!r} is not one of {', '.join(STE)}", code="O239", error=OptionError
+        )
         self.require(
             self.scale_mode in MODES,
-            f"scale_mode {self.scale_mode!r} is none of {', '.join(MODES)}",
+            f"scale_mode {self.scale_mode!r} is not one of {', '.join(MODES)}",
             code="O239",
             error=OptionError,
         )
         self.require(
             len(state) == (self.scale_mode != "per_batch"),
-            f"{self.scale_mode} takes {int(self.scale_mode != 'per_batch')} states",
+            f"{self.scale_mode} takes {counted(int(self.scale_mode != 'per_batch'), 'state')}",
             code="S287",
         )
         for s in state:
@@ -168,7 +171,9 @@ class FakeQuantizeBackward(Faking):
 
     def infer(self, x: TensorType, scale: TensorType, dy: TensorType) -> TensorType:
         self.check_scale(x, scale)
-        self.require(self.ste in STE, f"ste {self.ste!r} is none of {', '.join(STE)}", code="O239", error=OptionError)
+        self.require(
+            self.ste in STE, f"ste {self.ste!r} is not one of {', '.join(STE)}", code="O239", error=OptionError
+        )
         self.require(dy.dtype is x.dtype and same_shape(dy.shape, x.shape), f"dy is {dy}, x is {x}", code="S287")
         return x
 

@@ -282,7 +282,7 @@ def block_format(name: str) -> BlockFormat:
     short = short.replace("_k", "k")
     found = FORMATS.get(short) or PACKED.get(short)
     if found is None:
-        raise OptionError(f"gguf: {name!r} is none of {', '.join(FORMATS)}", code="O238")
+        raise OptionError(f"gguf: {name!r} is not one of {', '.join(FORMATS)}", code="O238")
     return found
 
 

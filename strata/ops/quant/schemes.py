@@ -42,7 +42,7 @@ class Scheme:
             object.__setattr__(self, "block_size", gguf_blocks.block_format(name).elements)
             return
         if self.kind not in KINDS:
-            raise OptionError(f"scheme: {self.kind!r} is none of {', '.join(KINDS)}, gguf_…", code="O239")
+            raise OptionError(f"scheme: {self.kind!r} is not one of {', '.join(KINDS)}, gguf_…", code="O239")
         if self.kind == "nvfp4":
             object.__setattr__(self, "block_size", 16)
         blocked = self.kind.startswith("int")

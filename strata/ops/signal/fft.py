@@ -14,6 +14,7 @@ import numpy as np
 
 from strata.core import Dim, DType, SymExpr, TensorType, c64, c128, f32, f64, floordiv, known_le, normalize_axis
 from strata.errors import DTypeError, OptionError, ShapeError
+from strata.kinds import counted
 from strata.mir import METHODS, Sample, UnaryOp, Value, constant, function, op
 from strata.ops.base.creation import dim_size
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
@@ -273,7 +274,7 @@ def _axes_and_sizes(
     places = [normalize_axis(a, x.ndim, what) for a in axes]
     sizes: list[Dim | None] = [None] * len(places) if s is None else list(s)
     if len(sizes) != len(places):
-        raise OptionError(f"{what}: {len(sizes)} lengths for {len(places)} axes", code="O276")
+        raise OptionError(f"{what}: {counted(len(sizes), 'length')} for {len(places)} axes", code="O276")
     return list(zip(places, sizes, strict=True))
 
 

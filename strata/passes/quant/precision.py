@@ -54,7 +54,7 @@ def parse_policy(text: str) -> dict[str, DType]:
         name, _, dtype = part.partition("=")
         if name not in CATEGORIES:
             raise OptionError(
-                f"precision: {name!r} is no category; they are {', '.join(CATEGORIES)}{near(name, CATEGORIES)}",
+                f"precision: {name!r} is not a category; known: {', '.join(CATEGORIES)}{near(name, CATEGORIES)}",
                 code="O142",
             )
         chosen[name] = as_dtype(dtype)

@@ -24,7 +24,7 @@ def assert_fused(program: Graph | CompileResult | Lir, *ops: str, device: str = 
     present = {n.op.name for s in steps for n in s.nodes}
     absent = [name for name in ops if name not in present]
     if absent:
-        message = f"assert_fused: no step computes {absent[0]}; there are {', '.join(sorted(present))}"
+        message = f"assert_fused: no step computes {absent[0]}; the steps are {', '.join(sorted(present))}"
         raise CompileError(message, code="C153")
     reasons = [
         f"{c.producer.op.name} → {c.consumer.op.name}: {c.reason}"

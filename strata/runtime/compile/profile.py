@@ -43,7 +43,7 @@ class CompileProfile:
         """One of `CompileProfile.PRESETS`: prefill, decode, encoder, vision, diffusion, memory_attention, default."""
         if name not in CompileProfile.PRESETS:
             raise OptionError(
-                f"no compile profile is named {name!r}; there are {', '.join(CompileProfile.PRESETS)}"
+                f"no compile profile is named {name!r}; known: {', '.join(CompileProfile.PRESETS)}"
                 f"{near(name, CompileProfile.PRESETS)}", code="O144", place=here(),
             )  # fmt: skip
         blocks = "direct" if name in _DIRECT else "fusable" if name in _FUSABLE else None
@@ -71,7 +71,7 @@ class CompileProfile:
         for table, fields in tables.items():
             if table not in known or not isinstance(fields, Mapping):
                 raise OptionError(
-                    f"compile profile: no table {table!r}; there are {', '.join(known)}", code="O144", place=here()
+                    f"compile profile: no table {table!r}; known: {', '.join(known)}", code="O144", place=here()
                 )
             for key, value in fields.items():
                 _check_field(table, key, value, known[table])

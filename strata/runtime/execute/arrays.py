@@ -170,7 +170,7 @@ def check_output(number: int, kind: TensorType, array: Any) -> None:
     elif not array.flags.writeable:
         reason = " that cannot be written"
     elif array.size and _start(array) % array.itemsize:
-        reason = " at an address that is no multiple of its elements' size"
+        reason = " at an address that is not a multiple of its elements' size"
     if reason or array.shape != kind.shape:
         raise ShapeError(f"output {number} is {kind}, got {describe(array)}{reason}", code="S107", place=here())
 

@@ -16,6 +16,7 @@ from strata.backends import DeviceHome, Executable, FastCall
 from strata.config import config
 from strata.core import SharedThreads, Table, folded, here, new_rlock
 from strata.errors import OptionError, UnknownNameError
+from strata.kinds import with_article
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread
 from strata.mir import Graph, infer_binding, leaf_name, near, some_of
 from strata.runtime.compile.options import CompileOptions
@@ -94,8 +95,8 @@ class CompiledGraph:
 
     def _use(self, executable: Executable) -> None:
         if not isinstance(executable, Executable):
-            given = f"{self.device} compiles to a {type(executable).__name__}"
-            raise OptionError(f"{given}, which is no strata.backends.Executable", code="O413", place=here())
+            given = f"{self.device} compiles to {with_article(type(executable))}"
+            raise OptionError(f"{given}, which is not a strata.backends.Executable", code="O413", place=here())
         self._fast_call: FastCall | None = executable.fast_call
         self._executable, self._run = executable, executable.run  # behind it: see `_teach`
         self._note_special()

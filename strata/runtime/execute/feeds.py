@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.core import here
 from strata.errors import OptionError, UnknownNameError
+from strata.kinds import counted
 from strata.lir import check_sizes, size_checks
 from strata.mir import infer_binding, near
 from strata.runtime.execute.arrays import check_output, read_array, signature
@@ -84,7 +85,9 @@ def check_outputs(
     """Refuse arrays that results cannot be written into."""
     if len(outputs) != len(makers):
         raise OptionError(
-            f"{graph.name!r} has {len(makers)} outputs, got {len(outputs)} arrays", code="O150", place=here()
+            f"{graph.name!r} has {counted(len(makers), 'output')}, got {counted(len(outputs), 'array')}",
+            code="O150",
+            place=here(),
         )
     for i, (kind, array) in enumerate(zip(graph._outputs, outputs, strict=True)):
         check_output(i, kind.bind(binding) if binding else kind, array)

@@ -63,7 +63,7 @@ def row_mask(compiled: CompiledGraph, name: str, actual: int, upper: int) -> np.
     kind = compiled.inputs.get(name)
     if kind is None or not kind.is_static or upper not in kind.shape:
         raise OptionError(
-            f"run_padded: mask {name!r} is no input with an axis of {upper}; the signature is {signature(compiled)}",
+            f"run_padded: mask {name!r} has no axis of {upper}; the signature is {signature(compiled)}",
             code="O408", place=here(),
         )  # fmt: skip
     axis = max(i for i, d in enumerate(kind.shape) if d == upper)

@@ -73,7 +73,9 @@ def _ids(encoder: Encoder, texts: Sequence[str | Sequence[int]], *, cuts: bool) 
             raise wrong(told, "input", "context_length_exceeded")
         odd = next((i for i in ids if not 0 <= i < encoder.config.vocab), None)
         if odd is not None:
-            raise wrong(f"token {odd} is none of {encoder.config.vocab}", "input", "invalid_value")
+            raise wrong(
+                f"token {odd} is outside the vocabulary of {encoder.config.vocab} tokens", "input", "invalid_value"
+            )
     return found
 
 

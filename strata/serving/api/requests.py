@@ -353,7 +353,7 @@ def _message(at: int, found: Any) -> dict[str, Any]:
     fields = Fields(found, name, IGNORED_IN_MESSAGES)
     role, given, calls = fields.any("role"), fields.any("content"), fields.any("tool_calls")
     if role not in ROLES:
-        raise wrong(f"{name}: the role {shown(role)} is none of {', '.join(ROLES)}", "messages", "invalid_value")
+        raise wrong(f"{name}: the role {shown(role)} is not one of {', '.join(ROLES)}", "messages", "invalid_value")
     content: Any = "" if given is None and calls and role == "assistant" else None
     if content is None:
         content = content_parts(given, name) if role == "user" else content_text(given, name)
@@ -467,5 +467,5 @@ PATHS: Final[dict[str, Callable[[Any], Request]]] = {
 def parse_request(path: str, body: Any) -> Request:
     """A typed request from its path and JSON body."""
     if path not in PATHS:
-        raise wrong(f"there is no path {path!r}; there are {', '.join(PATHS)}")
+        raise wrong(f"there is no path {path!r}; known: {', '.join(PATHS)}")
     return PATHS[path](body)

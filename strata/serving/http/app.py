@@ -212,7 +212,7 @@ class _Api:
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self._service.names:
-            told = f"there is no model {name[:100]!r}; there are {', '.join(self._service.names)}"
+            told = f"there is no model {name[:100]!r}; known: {', '.join(self._service.names)}"
             return _refused(Refused(404, told, field="model", code="model_not_found"), request)
         return JSONResponse(self._service.describe(name))
 
@@ -267,10 +267,10 @@ def _parsed(raw: bytes) -> Any:
         if b"\\u" in raw:
             json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise Refused(400, "the body has half of a surrogate pair, which is no character",
+        raise Refused(400, "the body has half of a surrogate pair, which is not a character",
                       code="invalid_json") from None  # fmt: skip
     except (ValueError, RecursionError) as error:
-        told = f"the body is no JSON: {str(error).splitlines()[0]}"
+        told = f"the body is not JSON: {str(error).splitlines()[0]}"
         raise Refused(400, told, code="invalid_json") from None
     return body
 
@@ -279,7 +279,11 @@ def _shown_name(_: Request, raw: bytes) -> str:
     """The model that /api/show is asked for."""
     body = _parsed(raw)
     if not isinstance(body, dict):
+<<<<<<< HEAD
         raise Refused(400, "the body is no JSON object", code="invalid_type")
+=======
+        raise Refused(400, "the body is not a JSON object")
+>>>>>>> face
     return str(body.get("model") or body.get("name")).removesuffix(":latest")
 
 

@@ -100,9 +100,11 @@ def test_what_is_no_backend_is_refused_with_what_it_lacks() -> None:
     class Nameless(ReferenceBackend):
         name = ""
 
-    with pytest.raises(OptionError, match=r"a Duck, which is no strata\.backends\.Backend   "):
+    with pytest.raises(OptionError, match=r"a Duck, which is not a strata\.backends\.Backend   "):
         register_backend("duck", Duck())  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"a dict, which is no strata\.backends\.Backend and has no compile and no"):
+    with pytest.raises(
+        OptionError, match=r"a dict, which is not a strata\.backends\.Backend and has no compile and no"
+    ):
         register_backend("duck", {})  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="a Nameless without a name"):
         register_backend("duck", Nameless())

@@ -200,7 +200,7 @@ def test_a_member_that_goes_away_is_noticed() -> None:
 def test_mistakes() -> None:
     (group,) = local_groups(1)
     for wrong, message in (
-        (lambda: group.all_reduce([1], "median"), "'median' is none of sum"),
+        (lambda: group.all_reduce([1], "median"), "'median' is not one of sum"),
         (lambda: group.all_reduce([1], "mean"), "no mean of int64"),
         (lambda: group.all_reduce(["a"]), "no sum of <U1"),
         (lambda: group.all_gather([object()]), "cannot be sent"),

@@ -166,7 +166,7 @@ def test_adapters_change_places(tmp_path: Path, rng: np.random.Generator) -> Non
         seen.append(found)
     assert np.array_equal(seen[0], seen[3])
     assert np.abs(seen[0] - seen[1]).max() > 1e-2
-    with pytest.raises(UnknownNameError, match="no adapter 'three'; there are one, two"):
+    with pytest.raises(UnknownNameError, match="no adapter 'three'; known: one, two"):
         model.use_adapter("three")
     with pytest.raises(UnknownNameError, match="there are none"):
         load(tmp_path / "model").use_adapter("one")

@@ -60,7 +60,7 @@ def test_mistakes(decoder: Decoder) -> None:
     pool = PagePool(2)
     with pytest.raises(OptionError, match="1 is given back and was not lent"):
         pool.give_back([1])
-    with pytest.raises(OptionError, match="2 is none of 2 pages"):
+    with pytest.raises(OptionError, match="2 is not one of 2 pages"):
         pool.offset(2)
     with pytest.raises(OptionError, match="token 0 is outside of a table for 0"):
         PageTable(pool).page_of(0)

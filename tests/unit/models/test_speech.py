@@ -111,8 +111,8 @@ def test_a_file_is_transcribed(tmp_path: Path, rng: np.random.Generator) -> None
     short = model.transcribe(samples[:3000].astype(np.float32), beams=2, max_tokens=5)
     assert short.language in ("en", "de", "fr")
     for options, told_as in (
-        ({"language": "klingon"}, "'klingon' is no language"),
-        ({"task": "sing"}, "'sing' is no task"),
+        ({"language": "klingon"}, "'klingon' is not a language"),
+        ({"task": "sing"}, "'sing' is not a task"),
     ):
         with pytest.raises(UnknownNameError, match=told_as):
             model.transcribe(samples, **options)

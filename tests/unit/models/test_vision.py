@@ -43,7 +43,7 @@ def test_sizes() -> None:
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        ({"size": {"zork": 3}}, "which is no size"),
+        ({"size": {"zork": 3}}, "which is not a size"),
         ({"size": 3, "image_std": [0, 1, 1]}, "divides by 0"),
         ({"size": 3, "image_mean": "grey"}, "a number for each of 3 channels"),
         ({"size": -1}, "size = -1"),

@@ -57,7 +57,7 @@ HOSTILE: dict[str, Any] = {
     "functions to 2^60 nodes": lambda: twice_each(61).SerializeToString(),
     "negative length": lambda: external("-8").SerializeToString(),
     "huge length": lambda: external(str(1 << 62)).SerializeToString(),
-    "length that is no number": lambda: external("zork").SerializeToString(),
+    "length that is not a number": lambda: external("zork").SerializeToString(),
     "names that are not text": odd_text,
     "half a file": lambda: twice_each(3).SerializeToString()[:60],
 }

@@ -398,7 +398,7 @@ def test_assert_fused():
     with pytest.raises(CompileError, match="no kernel computes exp and matmul together") as error:
         assert_fused(g, "exp", "matmul")
     assert "exp → matmul: matmul reads it as a matrix" in str(error.value)
-    with pytest.raises(CompileError, match="no step computes softmax; there are exp, matmul"):
+    with pytest.raises(CompileError, match="no step computes softmax; the steps are exp, matmul"):
         assert_fused(g, "softmax")
 
 

@@ -409,13 +409,11 @@ def test_what_is_recorded_is_private(tmp_path: Path) -> None:
 
 
 def test_half_a_request_is_not_waited_for(decoder: Make) -> None:
-    server = serve(decoder())
+    server = serve(decoder(), read_timeout=86400.0, drain=86400.0)  # waiting for either would hang the test
     server.start()
     with raw(server, f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{") as half:
         assert eventually(lambda: server._uvicorn.server_state.connections)
-        begun = time.monotonic()
         server.close()
-        assert time.monotonic() - begun < 20  # not the 30 s of a request, nor of the drain
         assert half.recv(100) == b""
 
 
@@ -517,5 +515,5 @@ def test_https(decoder: Make, tmp_path: Path) -> None:
         with raw(server, posted(TEXT, body)) as plain:
             plain.settimeout(20)
             assert b"200 OK" not in plain.recv(1000)
-        with pytest.raises(OptionError, match="is no certificate"):
+        with pytest.raises(OptionError, match="is not a certificate"):
             ask(server.url, TEXT, body, certificate=str(tmp_path / "none.pem"))

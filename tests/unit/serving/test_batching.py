@@ -105,7 +105,7 @@ def test_neighbours_with_one_adapter_go_together() -> None:
     assert found == [("fr", [0, 1]), ("de", [2]), ("fr", [3, 4, 5]), ("fr", [6]), (None, [7])]
     assert line.swaps == 4
     assert line.batch() == (None, [])
-    with pytest.raises(UnknownNameError, match="no adapter 'it'; there are de, fr"):
+    with pytest.raises(UnknownNameError, match="no adapter 'it'; known: de, fr"):
         line.put(9, "it")
     line.put(1, "de")
     assert line.drop(1)

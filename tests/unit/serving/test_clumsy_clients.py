@@ -90,7 +90,7 @@ def test_no_body_is_read_on_the_event_loop(server: Server, monkeypatch: pytest.M
 
     monkeypatch.setattr(_Api, "_read", noted)
     assert ask(server.url, "/api/show", {"model": "tiny"})["capabilities"] == ["completion", "tools"]
-    assert b"the body is no JSON object" in sent(server, request("/api/show", [1], "Connection: close\r\n"))
+    assert b"the body is not a JSON object" in sent(server, request("/api/show", [1], "Connection: close\r\n"))
     assert ask(server.url, "/api/show", {"model": "no"}) == {"error": "there is no model 'no'"}
     assert ask(server.url, "/v1/completions", {"prompt": "hello", "max_tokens": 1})["choices"]
     assert seen

@@ -35,7 +35,7 @@ def test_the_least_loaded_worker() -> None:
     assert pool.loads == (0, 0, 0)
     with pytest.raises(OptionError, match="a pool of none"):
         WorkerPool([])
-    with pytest.raises(OptionError, match="'random' is none of least_loaded, round_robin"):
+    with pytest.raises(OptionError, match="'random' is not one of least_loaded, round_robin"):
         WorkerPool([1], policy="random")
 
 
@@ -102,7 +102,7 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
     assert len(replay(path, answer, same=lambda old, new: False)) == 4
     with path.open("a") as file:
         file.write('{"path": 1}\n')
-    with pytest.raises(FileError, match="line 5 is no record"):
+    with pytest.raises(FileError, match="line 5 is not a record"):
         list(read_records(path))
 
 

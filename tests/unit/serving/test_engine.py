@@ -251,11 +251,12 @@ def test_mistakes(decoder: Make) -> None:
     )  # asked for by name, it checks its arguments: the engine's words come first
     engine = Engine(decoder(), cache_tokens=64, max_requests=1, queue=1)
     asked: tuple[tuple[dict[str, Any], str], ...] = (
-        (dict(prompt=""), "prompt is empty"), (dict(prompt=[1, 128]), "token 128 at place 1 is none of 128"),
+        (dict(prompt=""), "prompt is empty"),
+        (dict(prompt=[1, 128]), "token 128 at position 1 is outside the vocabulary of 128"),
         (dict(prompt="x" * 161), "161 tokens are more than 160"),
         (dict(prompt="x" * 80), "a prompt of 80 tokens is larger than a cache of 64"),
         (dict(prompt=5), "messages or token ids, got int"), (dict(prompt=[1.5]), "got list"),
-        (dict(prompt="x", max_tokens=2.5), "max_tokens 2.5 is no positive"),
+        (dict(prompt="x", max_tokens=2.5), "max_tokens 2.5 is not a positive"),
         (dict(prompt="x", max_tokens=0), "max_tokens 0"), (dict(prompt="x", top_p=3.0), "top_p 3"),
     )  # fmt: skip
     for wrong, message in asked:

@@ -67,7 +67,7 @@ def test_all_that_is_understood() -> None:
         (CHAT, {}, "messages", "messages is a list of messages that is not empty, got None"),
         (CHAT, {"messages": []}, "messages", "messages is a list of messages that is not empty, got []"),
         (CHAT, {"messages": ["hi"]}, "messages", "messages[0] is an object with role and content, got 'hi'"),
-        (CHAT, {"messages": [{"role": "boss", "content": ""}]}, "messages", "the role 'boss' is none of"),
+        (CHAT, {"messages": [{"role": "boss", "content": ""}]}, "messages", "the role 'boss' is not one of"),
         (CHAT, {"messages": [*HELLO, {"role": "user"}]}, "messages", "messages[1]: the content is a text, got None"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url has a url"),
         (CHAT, {"messages": [{"role": "system", "content": [{"type": "image_url"}]}]}, "messages", "content is a text"),
@@ -94,7 +94,7 @@ def test_all_that_is_understood() -> None:
         (VECTORS, {"input": ["a", ""]}, "input", "got ['a', '']"),
         (VECTORS, {"input": "a", "encoding_format": "hex"}, "encoding_format", "float or base64, got 'hex'"),
         (VECTORS, {"input": "a", "dimensions": 0}, "dimensions", "a whole number from 1"),
-        ("/v2", {}, None, "there is no path '/v2'; there are /v1/completions"),
+        ("/v2", {}, None, "there is no path '/v2'; known: /v1/completions"),
     ],
 )  # fmt: skip
 def test_mistakes(path: str, body: Any, field: str | None, message: str) -> None:
@@ -114,7 +114,8 @@ def test_limits() -> None:
     limits.check_image(np.zeros((9, 9)))
     for check, value, message in (
         (limits.check_ids, [], "the prompt is empty"), (limits.check_ids, [1] * 5, "5 tokens are more than 4"),
-        (limits.check_ids, [1, 10], "token 10 at place 1 is none of 10"), (limits.check_ids, [-1], "token -1"),
+        (limits.check_ids, [1, 10], "token 10 at position 1 is outside the vocabulary of 10"),
+        (limits.check_ids, [-1], "token -1"),
         (limits.check_batch, 3, "3 at once are more than 2"), (limits.check_batch, 0, "nothing is asked for"),
         (limits.check_image, np.zeros(3), r"two or three axes, got \[3\]"),
         (limits.check_image, np.zeros((7, 9)), "an image of 7 x 9 is not within 8 to 64"),
@@ -149,5 +150,5 @@ def test_answers_without_a_limit_may_end_after_so_many_tokens(decoder: Callable[
     assert (made["usage"]["completion_tokens"], made["choices"][0]["finish_reason"]) == (7, "length")
     assert service.answer(CHAT, {**told, "max_tokens": 9})["usage"]["completion_tokens"] == 9
     assert service.answer(TEXT, {"prompt": "once", "ignore_eos": True})["usage"]["completion_tokens"] == 16
-    with pytest.raises(OptionError, match="answer_tokens 0 is no positive number"):
+    with pytest.raises(OptionError, match="answer_tokens 0 is not a positive number"):
         Service(decoder(), answer_tokens=0)

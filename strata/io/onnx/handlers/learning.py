@@ -14,6 +14,7 @@ from strata.io.onnx.handlers.scores import ML, POST_TRANSFORMS, class_of, fixed,
 from strata.io.onnx.items import Host, Labels, Maps
 from strata.io.onnx.node import NodeView
 from strata.io.onnx.registry import reads
+from strata.kinds import counted
 from strata.mir import Value
 
 
@@ -97,7 +98,7 @@ def array_feature_extractor(n: NodeView) -> Any:
     x, ids = n[0], ops.reshape(n[1], (-1,))
     width = x.shape[-1]
     if n.is_fixed(1) and isinstance(width, int) and not (n.array(1) >= 0).all() & (n.array(1) < width).all():
-        raise RunError(f"{n.label}: an id is none of the {width} features")
+        raise RunError(f"{n.label}: an id is not one of the {width} features")
     found = ops.gather(x, ids, x.ndim - 1, wrap=True)
     return ops.insert_axis(found, 0) if x.ndim == 1 else found
 
@@ -116,7 +117,7 @@ def one_hot_encoder(n: NodeView) -> Value:
         at, table = ops.cast(n[0], "i64"), np.asarray(cats, np.int64)
     is_it = ops.equal(ops.insert_axis(at, at.ndim), fixed(n, table))
     if not n.attr("zeros", 1):
-        message = f"{n.label}: an element is none of the categories"
+        message = f"{n.label}: an element is not one of the categories"
         is_it = ops.Ensure(message, RunError.default_code)(is_it, ops.all(ops.any(is_it, at.ndim)))
     return ops.cast(is_it, "f32")
 
@@ -198,7 +199,7 @@ def category_mapper(n: NodeView) -> Any:
 def _looked_up(n: NodeView, keys: np.ndarray, values: np.ndarray, default: Any) -> Any:
     """Values by keys: on the host for texts, else by a search among the sorted keys."""
     if len(keys) != len(values):
-        raise FileError(f"{n.label}: {len(keys)} keys have {len(values)} values", code="F504")
+        raise FileError(f"{n.label}: {len(keys)} keys have {counted(len(values), 'value')}", code="F504")
     if is_text(keys.dtype) or not in_graphs(n.np_dtype(0)):
         table = {_plain(k): v for k, v in zip(keys, values, strict=True)}
         x = n.array(0)
