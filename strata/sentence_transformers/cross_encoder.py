@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from strata.core import located
 from strata.core import progress as progress_bar
 from strata.errors import OptionError
-from strata.models import Encoder, batches, load, padded
+from strata.models import Encoder, batches, load, padded, read_json
 from strata.places import here
 from strata.sentence_transformers.encoder import model_folder
 from strata.sentence_transformers.modules import reads_types, text_limit
@@ -24,6 +25,35 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 def _softmax(x: np.ndarray) -> np.ndarray:
     risen = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(risen / risen.sum(-1, keepdims=True))
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+# what files name, by the last part of the name: torch.nn.modules.linear.Identity
+_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Identity": _same, "Sigmoid": _sigmoid, "Tanh": np.tanh, "ReLU": lambda x: np.maximum(x, 0),
+}  # fmt: skip
+
+
+def _said_activation(folder: Path) -> Callable[[np.ndarray], np.ndarray] | None:
+    """What the files of a model say becomes of its scores, where they do; many rerankers give them as they are."""
+    config, beside = folder / "config.json", folder / "config_sentence_transformers.json"
+    said = read_json(config) if config.exists() else {}
+    own = said.get("sentence_transformers")
+    named = own.get("activation_fn") if isinstance(own, dict) else None
+    named = named or said.get("sbert_ce_default_activation_function")
+    named = named or (read_json(beside).get("activation_fn") if beside.exists() else None)
+    if named is None:
+        return None
+    found = _ACTIVATIONS.get(str(named).rsplit(".", 1)[-1])
+    if found is None:
+        known = ", ".join(_ACTIVATIONS)
+        raise OptionError(
+            f"{folder}: activation {named!r} is none of {known}", code="O721", place=here(), fix="activation_fn=…"
+        )
+    return found
 
 
 class CrossEncoder:
@@ -45,7 +75,7 @@ class CrossEncoder:
         self._has_types = found.config.types > 1 and reads_types(folder)
         self.num_labels = found.config.labels
         self.max_length = min(max_length or text_limit(folder) or found.limit, found.limit)
-        self.activation_fn = activation_fn or (_sigmoid if self.num_labels == 1 else lambda x: x)
+        self.activation_fn = activation_fn or _said_activation(folder) or (_sigmoid if self.num_labels == 1 else _same)
 
     @property
     def tokenizer(self) -> Any:

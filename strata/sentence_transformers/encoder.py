@@ -75,6 +75,11 @@ class SentenceTransformer:
         """What makes ids of texts."""
         return self._encoder.tokenizer
 
+    @property
+    def device(self) -> str:
+        """Where the model runs."""
+        return str(self._encoder.device)
+
     def get_sentence_embedding_dimension(self) -> int:
         """Features of a vector."""
         width = self._steps.width(self._encoder.config.hidden)
@@ -133,20 +138,31 @@ class SentenceTransformer:
             return asarray(out)
         return out if convert_to_numpy or one else list(out)
 
-    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
+    @located
+    def encode_query(
+        self,
+        sentences: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        **options: Any,
+    ) -> Any:
         """`encode` with the prompt of queries."""
-        return self.encode(sentences, **self._task(options, "query"))
+        return self.encode(sentences, prompt_name, self._task(prompt_name, prompt, "query"), **options)
 
-    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
+    @located
+    def encode_document(
+        self,
+        sentences: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        **options: Any,
+    ) -> Any:
         """`encode` with the prompt of documents."""
-        names = ("document", "passage", "corpus")
-        return self.encode(
-            sentences, **self._task(options, next((n for n in names if self.prompts.get(n)), "document"))
-        )
+        name = next((n for n in ("document", "passage", "corpus") if self.prompts.get(n)), "document")
+        return self.encode(sentences, prompt_name, self._task(prompt_name, prompt, name), **options)
 
-    def _task(self, options: dict[str, Any], name: str) -> dict[str, Any]:
-        has_own = options.get("prompt") is not None or options.get("prompt_name") is not None
-        return options if has_own else {**options, "prompt": self.prompts.get(name, "")}
+    def _task(self, prompt_name: str | None, prompt: str | None, name: str) -> str | None:
+        return self.prompts.get(name, "") if prompt is None and prompt_name is None else prompt
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """How near each vector is to each other one."""

@@ -127,8 +127,11 @@ def text_limit(folder: Path) -> int | None:
 def reads_types(folder: Path) -> bool:
     """Whether the tokenizer of a model tells the texts of a pair apart by types of tokens."""
     place = folder / "tokenizer_config.json"
-    named = read_json(place).get("model_input_names") if place.exists() else None
-    return not isinstance(named, list) or "token_type_ids" in named
+    settings = read_json(place) if place.exists() else {}
+    named = settings.get("model_input_names")
+    if isinstance(named, list):
+        return "token_type_ids" in named
+    return settings.get("tokenizer_class") not in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def _pooling(settings: dict[str, Any]) -> tuple[str, ...]:

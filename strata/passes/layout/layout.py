@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from strata.core import Dim, dim_prod, f32, i8, u8
+from strata.core import Dim, dim_prod, f32, f64, i8, u8
 from strata.mir import Graph, Node, Value, as_tuple, origin_of, toposort
 from strata.ops import (
     ConvFirst,
@@ -21,6 +21,7 @@ from strata.ops import (
     ConvLastBackwardWeight,
     ConvLastFilled,
     broadcast_to,
+    pad_constant,
     reshape,
     to_first,
     to_last,
@@ -64,8 +65,9 @@ class ChannelsLast(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         if not ctx.claimed(ConvLast.name) or not any(n.op.name.startswith("conv") for n in graph.nodes()):
             return graph
-        given = graph
         gathers = ctx.claims is not None and GATHERED in ctx.claims
+        graph = graph if gathers else rewrite(graph, _padded_first, self.name)
+        given = graph
         widen = (lambda g, _: g) if gathers else widen_convolutions
         graph = widen(Decompose(KEPT).run(graph, ctx), self.name)
         order = toposort(graph.results)
@@ -80,6 +82,21 @@ class ChannelsLast(Pass):
             with origin_of(node, made_by=self.name):
                 maker.add(node)
         return with_results(graph, [maker.first(x) for x in graph.results])
+
+
+def _padded_first(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | None:
+    """A filter with many taps along lines reads lines that were padded before: without a bound in its sums it is a
+    product of windows and weights, at eight times the speed."""
+    node, op = value.node, cast("Any", value.node.op)
+    if node.op.name != "conv" or inputs[0].dtype not in (f32, f64) or not any(map(any, op.padding)):
+        return None
+    x, w = inputs
+    shape: Any = w.shape
+    is_line = all(isinstance(d, int) for d in shape) and all(d == 1 for d in shape[2:-1]) and shape[-1] > MOST_TAPS
+    if not is_line or op.groups != 1 or any(d != 1 for d in op.input_dilation) or min(map(min, op.padding)) < 0:
+        return None
+    padded = pad_constant(x, [(0, 0), (0, 0), *op.padding], 0.0)
+    return [replace(op, padding=((0, 0),) * len(op.padding))(padded, w)]
 
 
 def _is_known(node: Node) -> bool:

@@ -15,6 +15,7 @@ import strata as st
 from strata.errors import OptionError, StrataError
 from strata.io import save_safetensors
 from strata.sentence_transformers import CrossEncoder, SentenceTransformer, quantize_embeddings
+from strata.sentence_transformers.modules import reads_types
 from tests.unit.models.encoder_vectors import weight
 from tests.unit.models.test_encoders import KNOWN
 
@@ -176,6 +177,44 @@ def test_cross_encoder(labels: int, tmp_path: Path) -> None:
     scores = model.predict([(given[0], d) for d in given])
     assert [row["corpus_id"] for row in ranked] == np.argsort(-scores, kind="stable")[:3].tolist()
     assert ranked[0]["text"] == given[ranked[0]["corpus_id"]]
+
+
+@pytest.mark.parametrize("where", ["sentence_transformers", "sbert_ce_default_activation_function", "beside"])
+def test_the_activation_that_files_say(where: str, tmp_path: Path) -> None:
+    """Rerankers such as ms-marco-MiniLM give scores as they are, and say so in one of three places."""
+    folder, name = write(tmp_path / "c", labels=1), "torch.nn.modules.linear.Identity"
+    pair = tuple(texts(2))
+    squeezed = CrossEncoder(folder).predict(pair)
+    place = folder / ("config_sentence_transformers.json" if where == "beside" else "config.json")
+    settings = json.loads(place.read_text()) if place.exists() else {}
+    settings |= {where: {"activation_fn": name}} if where == "sentence_transformers" else {where: name}
+    place.write_text(json.dumps(settings | ({"activation_fn": name} if where == "beside" else {})))
+    score = CrossEncoder(folder).predict(pair)
+    np.testing.assert_allclose(1 / (1 + np.exp(-score)), squeezed, rtol=1e-6)
+    assert CrossEncoder(folder, activation_fn=lambda x: x * 0).predict(pair) == 0
+    place.write_text(json.dumps(settings | {where: "my.Own", "activation_fn": "my.Own"}))
+    if where != "sentence_transformers":
+        with pytest.raises(OptionError, match=r"my\.Own"):
+            CrossEncoder(folder)
+
+
+@pytest.mark.parametrize("kind", ["TokenizersBackend", "BertTokenizer"])
+def test_types_of_tokens_by_the_class_of_the_tokenizer(kind: str, tmp_path: Path) -> None:
+    """transformers' own class for any tokenizer gives no types; BERT's does."""
+    folder = write(tmp_path / "c", labels=1)
+    place = folder / "tokenizer_config.json"
+    settings = json.loads(place.read_text()) if place.exists() else {}
+    settings.pop("model_input_names", None)
+    place.write_text(json.dumps(settings | {"tokenizer_class": kind}))
+    assert reads_types(folder) is (kind == "BertTokenizer")
+
+
+def test_queries_and_documents_take_prompts_by_position(tmp_path: Path) -> None:
+    model, given = SentenceTransformer(write(tmp_path / "m", pooling={"pooling_mode": "mean"})), texts(2)
+    for encode in (model.encode_query, model.encode_document):
+        np.testing.assert_array_equal(encode(given, None, "w1 "), model.encode(given, prompt="w1 "))
+        np.testing.assert_array_equal(encode(given, "query"), model.encode(given, prompt_name="query"))
+    assert model.device == "cpu"
 
 
 def test_mistakes(tmp_path: Path) -> None:
