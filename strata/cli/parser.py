@@ -302,7 +302,7 @@ def _serve(parser: CommandParser) -> None:
         "--no-prefix-cache", action="store_true", help="do not reuse the KV cache of prompts with a common prefix"
     )
     parser.add_argument("--no-speculation", action="store_true", help="do not draft tokens from earlier text")
-    http = parser.add_argument_group("who may ask")
+    http = parser.add_argument_group("access and TLS")
     http.add_argument(
         "--api-key", action="append", default=[], metavar="KEY",
         help="API key that requests must send; may be repeated (STRATA_API_KEY keeps it out of process lists)",
