@@ -11,17 +11,17 @@ COUNT ?= 2000
 .PHONY: help demo test test-all check golden bench fuzz torture docs site numerics onnx clean
 help:
 	@echo "demo    install the core and a few small models, and run strata demo"
-	@echo "test    install .[dev] and run every test on $(JOBS) processes, in a random order that is printed; ORDER repeats it."
-	@echo "        Tests of many cases run a few of them, others each time"
-	@echo "test-all  the same with every case of every test"
-	@echo "check   format, lint, types, layer rule and a few fast tests"
-	@echo "golden  rewrite the expected half of the golden cases; read the diff"
-	@echo "bench   measure against the installed peers"
-	@echo "fuzz    property tests, long, every sample between guard pages, then COUNT random graphs, programs on every path, mutants of every format and state histories from SEED"
-	@echo "torture the disk cache, threads and forks under attack, for a long time"
-	@echo "docs    run the example of every public name, write docs/api.md and docs/reference, check links, run the code of every page"
-	@echo "site    the documentation as web pages, in build/site"
-	@echo "onnx    run the conformance suite of ONNX and write docs/onnx.md"
+	@echo "test    install .[dev] and run every test on $(JOBS) processes, in random order; ORDER=seed repeats an order."
+	@echo "        Tests with many cases run a random few of them"
+	@echo "test-all  run every case of every test"
+	@echo "check   format, lint, types, import layers and a few fast tests"
+	@echo "golden  rewrite the expected output of the golden cases; read the diff"
+	@echo "bench   measure strata against the installed peers"
+	@echo "fuzz    long property tests, guard pages around every sample, then COUNT random graphs, programs, mutated files and state histories from SEED"
+	@echo "torture stress the disk cache, threads and forks for a long time"
+	@echo "docs    run all examples and code in the docs, write docs/api.md and docs/reference, check links"
+	@echo "site    build the documentation site in build/site"
+	@echo "onnx    run the ONNX conformance suite and write docs/onnx.md"
 	@echo "clean   remove .venv, caches and build output"
 
 $(BIN)/python:

@@ -129,9 +129,6 @@ class Recipe:
     rows: int = 0  # numbers behind all others, for memory that moves
     kept_places: Any = None  # of the last run, with the version of the values that they are of
 
-    def input_base(self) -> int:
-        return len(self.rooms)
-
     def result_base(self) -> int:
         return len(self.rooms) + len(self.inputs)
 

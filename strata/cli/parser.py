@@ -41,34 +41,48 @@ def make_parser() -> CommandParser:
         return made
 
     _run(command("run", "run:run", "run a model or a graph on arrays"))
-    _embed(command("embed", "text:embed", "text embeddings, or their similarity"))
+    _embed(command("embed", "text:embed", "compute text embeddings, or their similarity"))
     _generate(command("generate", "text:generate", "generate text from a prompt, streamed"))
-    _chat(command("chat", "chat:chat", "talk with a language model in the terminal"))
-    _search(command("search", "search:search", "search the texts of a folder by meaning"))
-    _transcribe(command("transcribe", "speech:transcribe", "the words of sound files, with times or as subtitles"))
+    _chat(command("chat", "chat:chat", "chat with a language model in the terminal"))
+    _search(command("search", "search:search", "search the text files of a folder by meaning"))
+    _transcribe(command("transcribe", "speech:transcribe", "transcribe sound files, with timestamps or as subtitles"))
     _serve(command("serve", "serve:serve", "serve models over HTTP (OpenAI API): continuous batching, paged KV cache"))
     _compile(command("compile", "compile:compile_", "compile ahead of time, to a bundle that runs without compiling"))
-    _quantize(command("quantize", "quantize:quantize", "quantise a model: GGUF blocks, int8, AWQ, GPTQ, fp8; a report"))
-    _perplexity(command("perplexity", "quantize:perplexity", "the perplexity of a language model on texts"))
-    _finetune(command("finetune", "quantize:finetune", "train a LoRA adapter, over quantised weights too (QLoRA)"))
+    _quantize(
+        command("quantize", "quantize:quantize", "quantise a model (GGUF, int8, AWQ, GPTQ, fp8) and report the error")
+    )
+    _perplexity(
+        command("perplexity", "quantize:perplexity", "measure the perplexity of a language model on a text file")
+    )
+    _finetune(command("finetune", "quantize:finetune", "train a LoRA adapter, also over quantised weights (QLoRA)"))
     _tune(
         command(
             "tune", "tune:tune", "search for schedules of a model's kernels by measuring; winners stay in the cache"
         )
     )
-    _inspect(command("inspect", "stages:inspect", "what is in a file; the text of every stage of a program"))
+    _inspect(command("inspect", "stages:inspect", "show what is in a file, or the text of every stage of a program"))
     _opt(command("opt", "stages:opt", "run passes on a graph as text"))
-    _explain(command("explain", "stages:explain", "what was fused, what was not and why; memory plan and times"))
+    _explain(
+        command(
+            "explain", "stages:explain", "explain what was fused, what was not and why; the memory plan; an error code"
+        )
+    )
     _bench(command("bench", "bench:bench", "time a model, or run the suite of the source tree"))
-    _trace(command("trace", "trace:trace", "a timeline of a compile and of runs, for Perfetto or Chrome"))
-    _exec(command("exec", "exec:exec_", "run a program whose onnxruntime is strata: strata exec -- python app.py"))
-    _view(command("view", "view:view_", "a page of a program at every stage, of a model file or of a trace"))
-    _cache(command("cache", "cache:listing", "the disk cache of compiled code: ls, why, verify, prune, export"))
-    doctor = command("doctor", "doctor:doctor", "what this machine has: ISA, threads and limits, devices, cache")
+    _trace(command("trace", "trace:trace", "record a timeline of a compile and runs, for Perfetto or Chrome"))
+    _exec(
+        command("exec", "exec:exec_", "run a program with strata in place of onnxruntime: strata exec -- python app.py")
+    )
+    _view(
+        command("view", "view:view_", "write a web page that shows a program at every stage, a model file or a trace")
+    )
+    _cache(command("cache", "cache:listing", "manage the disk cache of compiled code: ls, why, verify, prune, export"))
+    doctor = command(
+        "doctor", "doctor:doctor", "show what this machine offers: instruction set, threads, limits, devices, cache"
+    )
     _json(doctor)
-    _demo(command("demo", "demo:demo", "a tour, or one of the examples, from a menu"))
-    command("manual", "shell:manual", "the manual page, for man")
-    completion = command("completion", "shell:completion", "a script that completes commands in your shell")
+    _demo(command("demo", "demo:demo", "run the tour or an example, from a menu"))
+    command("manual", "shell:manual", "print the manual page, for man")
+    completion = command("completion", "shell:completion", "print a completion script for your shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     return parser
 
@@ -81,7 +95,7 @@ def _exec(parser: CommandParser) -> None:
 
 
 def _json(parser: CommandParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON for a program to read")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _model(
@@ -93,21 +107,21 @@ def _model(
 
 
 def _threads(parser: CommandParser) -> None:
-    parser.add_argument("--threads", type=_count, metavar="N", help="threads to use; results do not depend on it")
+    parser.add_argument("--threads", type=_count, metavar="N", help="number of threads (results do not depend on it)")
 
 
 def _arrays(parser: CommandParser) -> None:
     parser.add_argument(
         "-i", "--input", action="append", default=[], metavar="[NAME=]FILE",
-        help="an array from .npy, or arrays by name from .npz or .safetensors; inputs that are not given are random",
+        help="an array in .npy, or named arrays in .npz or .safetensors; other inputs are filled with random numbers",
     )  # fmt: skip
     parser.add_argument(
         "--params", metavar="FILE", help="parameters of a graph in text: .npz or .safetensors (default: random)"
     )
     parser.add_argument(
-        "--size", action="append", default=[], metavar="NAME=N", help="a symbolic size of random inputs"
+        "--size", action="append", default=[], metavar="NAME=N", help="value of a symbolic size, for random inputs"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random arrays (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random arrays (default: 0)")
 
 
 def _count(text: str) -> int:
@@ -154,7 +168,9 @@ def _run(parser: CommandParser) -> None:
 
 def _embed(parser: CommandParser) -> None:
     _model(parser, "a folder with config.json, weights and a tokenizer")
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts; none reads one a line from standard input")
+    parser.add_argument(
+        "texts", nargs="*", metavar="TEXT", help="texts to embed (default: read from standard input, one per line)"
+    )
     _threads(parser)
     parser.add_argument("-o", "--output", metavar="FILE.npy", help="where to write the vectors")
     parser.add_argument("--similarity", action="store_true", help="print the cosine of each pair instead of vectors")
@@ -164,10 +180,10 @@ def _embed(parser: CommandParser) -> None:
 def _transcribe(parser: CommandParser) -> None:
     _model(parser, "a folder with config.json, weights and a tokenizer of a speech model, such as Whisper")
     parser.add_argument("files", nargs="+", metavar="FILE.wav", help="sound files, of any length")
-    parser.add_argument("--language", metavar="NAME", help="a code or an English name; found out where it is not given")
-    parser.add_argument("--translate", action="store_true", help="give English, whatever the language")
-    parser.add_argument("--beams", type=_count, metavar="N", help="continuations that a beam search keeps")
-    parser.add_argument("--timestamps", action="store_true", help="print when each segment is said")
+    parser.add_argument("--language", metavar="NAME", help="language code or English name (default: detected)")
+    parser.add_argument("--translate", action="store_true", help="translate to English")
+    parser.add_argument("--beams", type=_count, metavar="N", help="width of the beam search")
+    parser.add_argument("--timestamps", action="store_true", help="print the time of each segment")
     parser.add_argument("--srt", action="store_true", help="print subtitles")
     _threads(parser)
     _json(parser)
@@ -175,9 +191,9 @@ def _transcribe(parser: CommandParser) -> None:
 
 def _generate(parser: CommandParser) -> None:
     _model(parser, "model.gguf, or a folder with config.json, weights and a tokenizer")
-    parser.add_argument("prompt", metavar="PROMPT", help="a text; - reads standard input")
+    parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads standard input")
     parser.add_argument(
-        "--chat", action="store_true", help="put the prompt as a user's message into the model's chat template"
+        "--chat", action="store_true", help="use the model's chat template, with the prompt as the user's message"
     )
     _sampling(parser, 128)
     parser.add_argument(
@@ -190,10 +206,22 @@ def _generate(parser: CommandParser) -> None:
 def _sampling(parser: CommandParser, max_tokens: int) -> None:
     parser.add_argument("--max-tokens", type=_count, default=max_tokens, metavar="N", help=f"default: {max_tokens}")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token (default)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0 is no limit (default)")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is no limit (default)")
-    parser.add_argument("--seed", type=int, help="of the choices at a temperature above 0")
-    parser.add_argument("--context", type=_count, metavar="N", help="tokens to plan for")
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample from the K most likely tokens; 0 for no limit (default)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the most likely tokens whose probabilities sum to P; 1 for no limit (default)",
+    )
+    parser.add_argument("--seed", type=int, help="seed of the sampling, at a temperature above 0")
+    parser.add_argument("--context", type=_count, metavar="N", help="context length to plan for, in tokens")
 
 
 def _chat(parser: CommandParser) -> None:
@@ -202,9 +230,9 @@ def _chat(parser: CommandParser) -> None:
         help="model.gguf, or a folder with config.json, weights and a tokenizer (default: SmolLM2, if installed)",
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before anything else")
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
-        "--image", metavar="FILE", action="append", help="show an image with the first message; repeatable"
+        "--image", metavar="FILE", action="append", help="send an image with the first message; may be repeated"
     )
     _sampling(parser, 512)
     _threads(parser)
@@ -212,18 +240,16 @@ def _chat(parser: CommandParser) -> None:
 
 
 def _search(parser: CommandParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="whose text files, and those of its folders, are searched")
+    parser.add_argument("folder", metavar="FOLDER", help="folder to search, including its subfolders")
     parser.add_argument("query", nargs="+", metavar="QUERY", help="what to look for, in your own words")
     parser.add_argument(
         "--model",
         metavar="FOLDER",
-        help="a model that embeds: a folder with config.json (default: MiniLM, if installed)",
+        help="embedding model: a folder with config.json (default: MiniLM, if installed)",
     )
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
     parser.add_argument("--top", type=_count, default=5, metavar="N", help="passages to show (default: 5)")
-    parser.add_argument(
-        "--glob", metavar="PATTERN", help="names of files to read, such as *.md (default: texts and code)"
-    )
+    parser.add_argument("--glob", metavar="PATTERN", help="which files to read, such as *.md (default: text and code)")
     _threads(parser)
     _json(parser)
 
@@ -231,65 +257,100 @@ def _search(parser: CommandParser) -> None:
 def _serve(parser: CommandParser) -> None:
     parser.add_argument(
         "models", nargs="+", metavar="MODEL",
-        help="model.gguf or a folder with config.json: one that generates, one that embeds, or one of each",
+        help="model.gguf or a folder with config.json: a text generator, an embedding model, or one of each",
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
-    parser.add_argument("--name", help="what the model is called in answers (default: the name of its file)")
-    parser.add_argument("--context", type=_count, metavar="N", help="longest request: tokens of prompt and answer")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks a free one (default: 8000)")
+    parser.add_argument("--name", help="name of the model in the API (default: the name of its file)")
     parser.add_argument(
-        "--cache-tokens", type=_count, metavar="N", help="KV cache of all requests (default: 4 contexts; more on a GPU)"
+        "--context", type=_count, metavar="N", help="most tokens of a request, prompt and answer together"
     )
     parser.add_argument(
-        "--memory", type=_bytes, metavar="N", help="bytes of weights and KV caches together, such as 2G (default: any)"
+        "--cache-tokens",
+        type=_count,
+        metavar="N",
+        help="size of the KV cache in tokens (default: 4 contexts; more on a GPU)",
     )
     parser.add_argument(
-        "--kv-bits", type=int, choices=(8, 16, 32), help="of a number in the KV cache (default: 32; bf16 on a GPU: 16)"
-    )
-    parser.add_argument("--max-requests", type=_count, metavar="N", help="in one batch (default: 16; 256 on a GPU)")
-    parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait (default: 256)")
-    parser.add_argument(
-        "--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter that requests may name"
+        "--memory", type=_bytes, metavar="N", help="limit on weights and KV caches together, such as 2G (default: none)"
     )
     parser.add_argument(
-        "--exact", action="store_true", help="answers never depend on other requests, with quantised weights either"
+        "--kv-bits",
+        type=int,
+        choices=(8, 16, 32),
+        help="bits per number in the KV cache (default: 32; 16 for bf16 models on a GPU)",
+    )
+    parser.add_argument(
+        "--max-requests", type=_count, metavar="N", help="most requests in one batch (default: 16; 256 on a GPU)"
+    )
+    parser.add_argument(
+        "--queue", type=int, default=256, metavar="N", help="most requests that may wait (default: 256)"
+    )
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a LoRA adapter that requests can select by name; may be repeated",
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="make answers independent of other requests with quantised weights, too"
     )
     parser.add_argument("--record", metavar="FILE.jsonl", help="append requests and answers to a file")
     parser.add_argument(
-        "--no-prefix-cache", action="store_true", help="read every prompt whole, also where another began the same way"
+        "--no-prefix-cache", action="store_true", help="do not reuse the KV cache of prompts with a common prefix"
     )
-    parser.add_argument("--no-speculation", action="store_true", help="draft no tokens from what was said before")
-    http = parser.add_argument_group("who may ask")
+    parser.add_argument("--no-speculation", action="store_true", help="do not draft tokens from earlier text")
+    http = parser.add_argument_group("access and TLS")
     http.add_argument(
         "--api-key", action="append", default=[], metavar="KEY",
-        help="that requests need; may be given often. STRATA_API_KEY is one, too, and shows in no list of processes",
+        help="API key that requests must send; may be repeated (STRATA_API_KEY keeps it out of process lists)",
     )  # fmt: skip
-    http.add_argument("--api-key-file", metavar="FILE", help="with an API key on each line")
-    http.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="a name of this server")
+    http.add_argument("--api-key-file", metavar="FILE", help="file with an API key on each line")
+    http.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name that requests may use for this server; may be repeated",
+    )
     http.add_argument(
         "--cors-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="of pages that may ask, such as https://a.org",
+        help="origin of web pages that may send requests, such as https://a.org",
     )
     http.add_argument("--tls-certificate", metavar="FILE.pem", help="serve https, with this certificate")
     http.add_argument("--tls-key", metavar="FILE.pem", help="the private key of the certificate")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--answer-tokens", type=_count, metavar="N", help="of an answer whose request sets no limit (default: any)"
+        "--answer-tokens",
+        type=_count,
+        metavar="N",
+        help="most tokens of an answer whose request sets no limit (default: none)",
     )
-    limits.add_argument("--max-body", type=_count, default=8 << 20, metavar="N", help="bytes of a request (8 MiB)")
-    limits.add_argument("--max-connections", type=_count, default=2048, metavar="N", help="at once (default: 2048)")
     limits.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="seconds to send a request (default: 30)"
+        "--max-body", type=_count, default=8 << 20, metavar="N", help="most bytes of a request (default: 8 MiB)"
+    )
+    limits.add_argument(
+        "--max-connections", type=_count, default=2048, metavar="N", help="most open connections (default: 2048)"
+    )
+    limits.add_argument(
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that a client has to send a request (default: 30)",
     )
     limits.add_argument(
         "--drain", type=float, default=30.0, metavar="S",
-        help="seconds for requests on their way when a signal ends it; a second signal ends it at once (default: 30)",
+        help="seconds to finish requests after a stop signal; a second signal stops at once (default: 30)",
     )  # fmt: skip
-    parser.add_argument("--log", choices=("none", "text", "json"), default="text", help="a line for each request")
+    parser.add_argument(
+        "--log", choices=("none", "text", "json"), default="text", help="log format, a line per request"
+    )
     _threads(parser)
     _json(parser)
 
@@ -299,16 +360,20 @@ def _quantize(parser: CommandParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a file named .gguf or .onnx, or a folder")
     parser.add_argument(
         "--format", default="q4_k",
-        help="GGUF: q2_k … q6_k, q4_0 … q8_0, iq4_nl, iq4_xs, mxfp4; a folder: int8, int4-awq, gptq, fp8 (q4_k)",
+        help="GGUF: q2_k … q6_k, q4_0 … q8_0, iq4_nl, iq4_xs, mxfp4; folder: int8, int4-awq, gptq, fp8 (default: q4_k)",
     )  # fmt: skip
     parser.add_argument(
         "--calibrate",
         metavar="TEXTS",
-        help="a file of texts: importance matrices, and perplexity before and after; of ONNX models, arrays.npz",
+        help="text file for importance matrices and for the perplexity before and after; for ONNX models, arrays.npz",
     )
-    parser.add_argument("--context", type=_count, default=512, metavar="N", help="tokens read at once (default: 512)")
+    parser.add_argument("--context", type=_count, default=512, metavar="N", help="tokens per window (default: 512)")
     parser.add_argument(
-        "--group-size", type=_count, default=128, metavar="N", help="weights with one scale, int4-awq and gptq (128)"
+        "--group-size",
+        type=_count,
+        default=128,
+        metavar="N",
+        help="weights per scale, for int4-awq and gptq (default: 128)",
     )
     _threads(parser)
     _json(parser)
@@ -316,28 +381,32 @@ def _quantize(parser: CommandParser) -> None:
 
 def _finetune(parser: CommandParser) -> None:
     _model(parser, "model.gguf, or a folder with config.json, weights and a tokenizer")
-    parser.add_argument("texts", metavar="TEXTS", help="a file of texts, one to a line or apart by empty lines")
+    parser.add_argument("texts", metavar="TEXTS", help="a file of texts, one per line or separated by empty lines")
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="where to write the PEFT adapter")
-    parser.add_argument("--rank", type=_count, default=8, metavar="R", help="of the changes (default: 8)")
+    parser.add_argument("--rank", type=_count, default=8, metavar="R", help="rank of the adapter (default: 8)")
     parser.add_argument("--alpha", type=float, default=16.0, help="changes are scaled by alpha / rank (default: 16)")
     parser.add_argument(
         "--targets", default="q_proj,v_proj", metavar="NAMES", help="matmuls to change (default: q_proj,v_proj)"
     )
-    parser.add_argument("--steps", type=_count, default=100, metavar="N", help="of the optimiser (default: 100)")
-    parser.add_argument("--batch", type=_count, default=4, metavar="N", help="rows in a step (default: 4)")
-    parser.add_argument("--length", type=_count, default=128, metavar="N", help="tokens of a row (default: 128)")
+    parser.add_argument("--steps", type=_count, default=100, metavar="N", help="optimiser steps (default: 100)")
+    parser.add_argument("--batch", type=_count, default=4, metavar="N", help="rows per step (default: 4)")
+    parser.add_argument("--length", type=_count, default=128, metavar="N", help="tokens per row (default: 128)")
     parser.add_argument("--learning-rate", type=float, default=2e-4, help="default: 2e-4")
-    parser.add_argument("--memory-limit", metavar="SIZE", help="refuse a run that needs more: 500MB, 2GB")
-    parser.add_argument("--seed", type=int, default=0, help="of the first changes and the order of rows (default: 0)")
+    parser.add_argument(
+        "--memory-limit", metavar="SIZE", help="refuse to start if more memory is needed, such as 500MB or 2GB"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the initial adapter and the order of rows (default: 0)"
+    )
     _threads(parser)
     _json(parser)
 
 
 def _perplexity(parser: CommandParser) -> None:
     _model(parser, "model.gguf, or a folder with config.json, weights and a tokenizer")
-    parser.add_argument("texts", metavar="TEXTS", help="a file of texts, one to a line or apart by empty lines")
-    parser.add_argument("--context", type=_count, default=512, metavar="N", help="tokens read at once (default: 512)")
-    parser.add_argument("--max-tokens", type=_count, metavar="N", help="stop after so many (default: all)")
+    parser.add_argument("texts", metavar="TEXTS", help="a file of texts, one per line or separated by empty lines")
+    parser.add_argument("--context", type=_count, default=512, metavar="N", help="tokens per window (default: 512)")
+    parser.add_argument("--max-tokens", type=_count, metavar="N", help="stop after N tokens (default: all)")
     _threads(parser)
     _json(parser)
 
@@ -346,12 +415,17 @@ def _compile(parser: CommandParser) -> None:
     _model(parser, "model.onnx, model.pt2, a folder with config.json, model.gguf, or a graph as text (.mir)")
     parser.add_argument("-o", "--output", required=True, metavar="X.strata", help="where to write the bundle")
     parser.add_argument("--params", metavar="FILE", help="parameters of a graph in text: .npz or .safetensors")
-    parser.add_argument("--no-weights", action="store_true", help="leave the weights out; set_params gives them later")
+    parser.add_argument(
+        "--no-weights", action="store_true", help="leave out the weights; set them later with set_params"
+    )
     parser.add_argument(
         "--size", action="append", default=[], metavar="NAME=N", help="fix a symbolic size of an ONNX model"
     )
     parser.add_argument(
-        "--level", action="append", metavar="NAME", help="an instruction set to make code for (default: all)"
+        "--level",
+        action="append",
+        metavar="NAME",
+        help="instruction set to generate code for; may be repeated (default: all)",
     )
     _json(parser)
 
@@ -369,13 +443,13 @@ def _view(parser: CommandParser) -> None:
     _model(
         parser, "a graph as text (.mir), model.onnx, model.gguf, .safetensors, .pt2, a folder, a bundle, or trace.json"
     )
-    parser.add_argument("-o", "--output", metavar="FILE.html", help="the page (default: named after the program)")
+    parser.add_argument("-o", "--output", metavar="FILE.html", help="output file (default: named after the program)")
     parser.add_argument(
         "--size", action="append", default=[], metavar="NAME=N", help="a symbolic size to show memory for"
     )
     parser.add_argument(
         "--serve", nargs="?", const=0, type=int, metavar="PORT",
-        help="show it at an address of this machine, made again when the file changes",
+        help="serve the page on this machine, and update it when the file changes",
     )  # fmt: skip
     _json(parser)
 
@@ -392,16 +466,14 @@ def _inspect(parser: CommandParser) -> None:
 
 def _opt(parser: CommandParser) -> None:
     parser.add_argument(
-        "file", nargs="?", default="-", metavar="X.mir", help="graph in text; - is standard input (default)"
+        "file", nargs="?", default="-", metavar="X.mir", help="a graph as text; - for standard input (default)"
     )
     parser.add_argument(
-        "--passes", metavar="P1,P2{option=1}", help="passes in order; the default ones of the device if left out"
+        "--passes", metavar="P1,P2{option=1}", help="passes to run, in order (default: those of the device)"
     )
-    parser.add_argument(
-        "--device", default="cpu", help="whose default passes, and what decompose leaves (default: cpu)"
-    )
+    parser.add_argument("--device", default="cpu", help="device to run the passes for (default: cpu)")
     parser.add_argument("--inexact", action="store_true", help="also use rules that change rounding")
-    parser.add_argument("--stats", action="store_true", help="nodes and time of each pass, on standard error")
+    parser.add_argument("--stats", action="store_true", help="print the nodes and time of each pass to standard error")
     parser.add_argument("--list", action="store_true", help="list the passes and exit")
 
 
@@ -415,7 +487,7 @@ def _explain(parser: CommandParser) -> None:
     _model(parser, "as for run; or the code of an error, such as S102")
     parser.add_argument(
         "--memory", nargs="?", const="-", metavar="FILE.svg",
-        help="draw the plan of memory; without a file, what is in use at each step, in the terminal",
+        help="draw the memory plan; without a file, plot memory use by step in the terminal",
     )  # fmt: skip
     parser.add_argument(
         "--size", action="append", default=[], metavar="NAME=N", help="fix a symbolic size before compiling"
@@ -428,39 +500,49 @@ def _bench(parser: CommandParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="as for run; serve tests a server; without one, the suite in benchmarks/ is run",
+        help="as for run; the word serve load-tests a server; without MODEL, run the suite in benchmarks/",
     )
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
     _arrays(parser)
     _threads(parser)
     parser.add_argument(
-        "--seconds", type=float, default=3.0, metavar="S", help="time to spend for each way (default: 3)"
+        "--seconds", type=float, default=3.0, metavar="S", help="time to spend on each measurement (default: 3)"
     )
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="of the suite, workloads whose names contain the text"
+        "--only", default="", metavar="TEXT", help="only the workloads of the suite whose names contain TEXT"
     )
-    parser.add_argument("--full", action="store_true", help="of the suite, the long form")
+    parser.add_argument("--full", action="store_true", help="run the suite in its long form")
     parser.add_argument(
         "--compare", nargs=2, metavar=("OLD.json", "NEW.json"),
-        help="measure nothing; compare two results of --json, and exit with 1 where a time grew beyond the noise",
+        help="compare two files written with --json, without measuring; exit code 1 if a time grew beyond the noise",
     )  # fmt: skip
     parser.add_argument(
-        "--noise", type=_share, default=0.1, metavar="PART", help="with --compare, a change to ignore (default: 0.1)"
+        "--noise",
+        type=_share,
+        default=0.1,
+        metavar="PART",
+        help="with --compare, the relative change to ignore (default: 0.1)",
     )
     parser.add_argument(
-        "--check", action="store_true", help="of the suite, fail where a stored ratio is missed beyond noise"
+        "--check", action="store_true", help="run the suite and fail if a stored ratio is missed by more than noise"
     )
     load = parser.add_argument_group("strata bench serve: a load test of a server")
-    load.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: http://127.0.0.1:8000)")
-    load.add_argument("--requests", type=_count, default=64, metavar="N", help="in all (default: 64)")
-    load.add_argument("--clients", type=_count, default=16, metavar="N", help="that ask at once (default: 16)")
-    load.add_argument("--rate", type=float, metavar="R", help="requests a second at random times, not by clients")
-    load.add_argument("--prompt-tokens", type=_count, default=64, metavar="N", help="of a prompt, about (default: 64)")
-    load.add_argument("--max-tokens", type=_count, default=64, metavar="N", help="of an answer (default: 64)")
-    load.add_argument("--shared", type=int, default=0, metavar="N", help="of them, that all prompts begin with")
-    load.add_argument("--model-name", metavar="NAME", help="of the model that is asked for")
-    load.add_argument("--api-key", metavar="KEY", help="that the server needs (or STRATA_API_KEY)")
-    load.add_argument("--plot", metavar="FILE.svg", help="write the percentiles as a picture")
+    load.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="address of the server (default: http://127.0.0.1:8000)"
+    )
+    load.add_argument("--requests", type=_count, default=64, metavar="N", help="total number of requests (default: 64)")
+    load.add_argument("--clients", type=_count, default=16, metavar="N", help="concurrent clients (default: 16)")
+    load.add_argument(
+        "--rate", type=float, metavar="R", help="send R requests per second at random times instead of using clients"
+    )
+    load.add_argument(
+        "--prompt-tokens", type=_count, default=64, metavar="N", help="approximate tokens per prompt (default: 64)"
+    )
+    load.add_argument("--max-tokens", type=_count, default=64, metavar="N", help="most tokens per answer (default: 64)")
+    load.add_argument("--shared", type=int, default=0, metavar="N", help="tokens of the prefix that all prompts share")
+    load.add_argument("--model-name", metavar="NAME", help="model to request")
+    load.add_argument("--api-key", metavar="KEY", help="API key of the server (or set STRATA_API_KEY)")
+    load.add_argument("--plot", metavar="FILE.svg", help="write a plot of the percentiles")
     _json(parser)
 
 
@@ -471,19 +553,19 @@ def _cache(parser: CommandParser) -> None:
     def part(name: str, handler: str, about: str) -> CommandParser:
         made: CommandParser = parts.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
         made.set_defaults(handler=handler)
-        made.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON for a program to read"
-        )
+        made.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
         return made
 
     ls = part("ls", "cache:listing", "entries, most recently used first (the default)")
     ls.add_argument("--limit", type=_count, default=20, metavar="N", help="how many to show (default: 20)")
     parser.set_defaults(limit=20)
     why = part("why", "cache:why", "why something is, or is not, taken from the cache")
-    why.add_argument("what", metavar="WHAT", help="a key or the beginning of one, or the name of a kernel or plan")
+    why.add_argument("what", metavar="WHAT", help="a key or its beginning, or the name of a kernel or plan")
     part("verify", "cache:verify", "read every entry and remove damaged ones; exit code 1 if there were any")
     prune = part("prune", "cache:prune", "remove entries, least recently used first")
-    prune.add_argument("--to", default="0", metavar="SIZE", help="what may stay: 500MB, 2GB, 0 (default)")
+    prune.add_argument(
+        "--to", default="0", metavar="SIZE", help="size to shrink the cache to, such as 500MB or 2GB (default: 0)"
+    )
     export = part("export", "cache:export", "copy all entries into a folder for another machine or image")
     export.add_argument("folder", metavar="FOLDER")
 
@@ -491,11 +573,11 @@ def _cache(parser: CommandParser) -> None:
 def _demo(parser: CommandParser) -> None:
     parser.add_argument(
         "parts", nargs="*", metavar="PART",
-        help="compile, train, embed, generate, read, or an example; without one, a menu, or the tour where none can be",
+        help="compile, train, embed, generate, read, or an example (default: a menu, or the tour if not on a terminal)",
     )  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="what there is to show")
+    parser.add_argument("--list", action="store_true", help="list the parts and exit")
     parser.add_argument("--tour", action="store_true", help="compile, train, embed, generate, read; no menu")
     parser.add_argument(
-        "-o", "--output", default="strata-demo", metavar="FOLDER", help="for pictures (default: strata-demo)"
+        "-o", "--output", default="strata-demo", metavar="FOLDER", help="folder for pictures (default: strata-demo)"
     )
     _threads(parser)

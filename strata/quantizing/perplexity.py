@@ -39,7 +39,7 @@ def pieces(model: Any, texts: Sequence[str], context: int, most: int | None = No
         raise OptionError(f"perplexity: {with_article(type(model))} generates no text", code="O680")
     length = min(context, model.context)
     if length < LEAST:
-        raise OptionError(f"perplexity: a context of {length} tokens foretells nothing", code="O680")
+        raise OptionError(f"perplexity: the context is at least 2 tokens, got {length}", code="O680")
     found: list[np.ndarray] = []
     left = math.inf if most is None else most
     for text in texts:
@@ -73,7 +73,7 @@ def perplexity(
     `progress(done, all)` is called after each piece.
     """
     if context < LEAST:
-        raise OptionError(f"perplexity: a context of {context} tokens foretells nothing", code="O680")
+        raise OptionError(f"perplexity: the context is at least 2 tokens, got {context}", code="O680")
     parts = pieces(model, texts, context, max_tokens)
     total, count, start = 0.0, 0, time.perf_counter()
     for done, (ids, lost) in enumerate(_each(model, parts), 1):

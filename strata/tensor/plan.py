@@ -294,7 +294,7 @@ class Plan:
         return "\n".join(parts) or "an empty plan: its tensors have their arrays already"
 
     def __repr__(self) -> str:
-        return f"<Plan of {len(self._outputs)} outputs, {len(self.kernels)} steps>"
+        return f"<Plan of {counted(len(self._outputs), 'output')}, {counted(len(self.kernels), 'step')}>"
 
 
 def _copied(handle: Handle) -> Handle:

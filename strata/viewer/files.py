@@ -40,12 +40,35 @@ def onnx_stage(model: Any) -> ProgramData:
     inputs = [p.name for p in model.inputs if p.name not in weights]
     rows = [FileNode("input", name, (), (name,), (types.get(name, ""),), None) for name in inputs]
     rows += [FileNode("param", name, (), (name,), (types[name],), None) for name in weights]
-    for node in proto.node:
-        fields = ", ".join(f"{a.name} = {_attribute(a)}" for a in node.attribute)
-        kinds = tuple(types.get(x, "") for x in node.output)
-        rows.append(FileNode(node.op_type, fields, tuple(node.input), tuple(node.output), kinds, node.name or None))
+    rows += _nodes_of(proto, {x: x for row in rows for x in row.outputs}, types, "")
     made.file("ONNX", rows, [x.name for x in proto.output], "nodes of the file")
     return made
+
+
+def _nodes_of(graph: Any, seen: dict[str, str], types: Mapping[str, str], path: str) -> list[FileNode]:
+    """The nodes of a graph; those in the body of an `If`, `Loop` or `Scan` come before it, and it reads their results.
+
+    `seen` is the unique name of each value by the name that it has here, and `path` is what makes a name unique.
+    """
+    rows = []
+    for at, node in enumerate(graph.node):
+        read = [seen.get(x, x) for x in node.input]
+        for attribute in node.attribute:
+            bodies = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+            for body in bodies:
+                below, inside = f"{path}{node.name or f'{node.op_type}_{at}'}/{attribute.name}/", dict(seen)
+                for op, name in [("input", x.name) for x in body.input] + [("param", x.name) for x in body.initializer]:
+                    inside[name] = below + name
+                    rows.append(FileNode(op, name, (), (below + name,), ("",), below + name))
+                rows += _nodes_of(body, inside, types, below)
+                read += [inside.get(x.name, x.name) for x in body.output]
+        seen.update({x: path + x for x in node.output})
+        fields = ", ".join(f"{a.name} = {_attribute(a)}" for a in node.attribute)
+        kinds = tuple(types.get(path + x, "") for x in node.output)
+        made = tuple(path + x for x in node.output)
+        name = path + node.name if node.name else None
+        rows.append(FileNode(node.op_type, fields, tuple(read), made, kinds if any(kinds) else ("",), name))
+    return rows
 
 
 def _element(tensor: Any) -> str:

@@ -176,7 +176,7 @@ def test_registering_again_warns_and_wrong_counts_are_named():
     with pytest.warns(UserWarning, match="registered again"):
         known.register(clip_extension(num_inputs=1))
     x = placeholder("x", F32)
-    with pytest.raises(OptionError, match="clip01 takes 1 inputs, got 2"):
+    with pytest.raises(OptionError, match="clip01 takes 1 input, got 2"):
         Custom(known["clip01"])(x, x)
 
 

@@ -235,7 +235,7 @@ def test_mistakes() -> None:
         ops.scatter_add(placeholder("u", f32[2, 4]), ids, 3)
     with pytest.raises(ShapeError, match=r"a window \[4, 4\] does not fit into f32\[3, 4\]"):
         ops.dynamic_slice(x, (0, 0), (4, 4))
-    with pytest.raises(ShapeError, match=r"1 starts for f32\[3, 4\]"):
+    with pytest.raises(ShapeError, match=r"1 start for f32\[3, 4\]"):
         ops.dynamic_slice(x, (0,), (1, 4))
     with pytest.raises(ShapeError, match=r"the table must be \[vocabulary, width\]"):
         ops.embedding(ids, placeholder("t", f32[3]))

@@ -65,7 +65,7 @@ class Reading:
             items = self._trace(tracer, {p.name: tracer.leaf(p.name, _type(p).bind(sizes)) for p in self.inputs})
             return self._graph(tracer, [tracer.value(x) for x in items])
         except NeedsData as reason:
-            raise LowerError(f"the model is not one graph: it needs {reason}", code="L503") from None
+            raise LowerError(f"the model cannot be one graph: only a run knows {reason}", code="L503") from None
 
     def symbolic_plan(self, arrays: Mapping[str, Any], keep: Keep, why_not: list[str]) -> OnnxPlan | None:
         """The most general graph that serves these arrays, if there is one with a symbolic size."""
@@ -260,7 +260,7 @@ def _fails_again(before: Shapes, applied: tuple[Op, Sequence[TensorType]] | None
 
 def _type(port: Port) -> TensorType:
     if port.kind != "tensor" or port.dtype is None or port.shape is None or not in_graphs(port.dtype):
-        raise NeedsData(f"input {port} has no fixed rank and element type")
+        raise NeedsData(f"the rank and element type of input {port}")
     return TensorType(as_dtype(port.dtype), port.shape)
 
 

@@ -164,7 +164,7 @@ class OnnxTracer:
         if isinstance(item, Host):
             return item.array
         if isinstance(item, Sizes):
-            raise NeedsData(f"sizes {item.flat}")
+            raise NeedsData(f"the sizes {item.flat}")
         if isinstance(item, Value):
             return self._compute(item)
         if isinstance(item, Labels):
@@ -184,7 +184,7 @@ class OnnxTracer:
         if self.execute is None:
             return self._from_samples(value)
         if self._closed:
-            raise NeedsData(str(value.type))
+            raise NeedsData(f"the elements of {value.type}")
         return self._flush(value)
 
     def _require_room(self, value: Value) -> None:
@@ -204,7 +204,7 @@ class OnnxTracer:
         for leaf in leaves:
             array = (self.params if isinstance(leaf.node.op, Param) else self.samples).get(leaf_name(leaf))
             if array is None or self.hints is None:
-                raise NeedsData(str(value.type))
+                raise NeedsData(f"the elements of {value.type}")
             known[leaf] = array
         found = evaluate_values([value], known, dict(self.hints or {}))[0]
         self.assumed |= {leaf_name(x): known[x] for x in leaves if isinstance(x.node.op, Input)}

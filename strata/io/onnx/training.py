@@ -108,7 +108,7 @@ class TrainableModel:
             found = tracer.run_graph(graph, items, top=True)
             results = [tracer.value(x) for x in found]
         except NeedsData as reason:
-            raise LowerError(f"the model is not one graph: it needs {reason}", code="L503") from None
+            raise LowerError(f"the model cannot be one graph: only a run knows {reason}", code="L503") from None
         whole = tracer.graph(results, list(leaves.values()), name="train")
         fixed = {leaf_name(x): tracer.params[leaf_name(x)] for x in whole.params if leaf_name(x) not in self.params}
         return _with_constants(whole, fixed)

@@ -278,7 +278,8 @@ class Custom(Op):
         wanted = self.extension.num_inputs
         self.require(
             wanted is None or len(types) == wanted,
-            f"{self.extension.name} takes {wanted} inputs, got {len(types)}", code="O265", error=OptionError,
+            f"{self.extension.name} takes {counted(wanted or 0, 'input')}, got {len(types)}",
+            code="O265", error=OptionError,
         )  # fmt: skip
         outs = as_tuple(self.extension.infer(*types, attrs=self.attrs))
         for t in outs:

@@ -156,8 +156,8 @@ class AttentionFamily(Op):
         for name, (t, shape) in wanted.items():
             self.require(same_shape(t.shape, shape), f"{name} is {t}, expected {t.with_shape(shape)}", code="S261")
         count = (self.mask != "none") + self.has_offset
-        wanted = counted(count, "input")
-        self.require(len(extra) == count, f"takes {wanted} beside q, k and v, got {len(extra)}", code="S263")
+        takes = counted(count, "input")
+        self.require(len(extra) == count, f"takes {takes} beside q, k and v, got {len(extra)}", code="S263")
         self._check_extra(sizes, q, extra)
         return sizes
 

@@ -10,6 +10,7 @@ const make = (tag, attributes = {}, ...children) => {
   return made;
 };
 const count = (n) => n === null || n === undefined ? "?" : n.toLocaleString("en-US");
+const counted = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 const bytes = (n) => {
   if (n === null || n === undefined) return "?";
   for (const unit of ["B", "kB", "MB"]) { if (n < 1000) return `${unit === "B" ? n : n.toFixed(1)} ${unit}`; n /= 1000; }
@@ -359,16 +360,17 @@ function hello() {
   const last = stages[stages.length - 1], ins = last.nodes.map((id) => nodes[id]).filter((n) => n.op === "input"), outs = last.results.map((id) => nodes[id]);
   const fused = steps.filter((s) => s.nodes.length > 1), weights = params().reduce((sum, b) => sum + (b.bytes || 0), 0);
   const names = { input: "input", param: "weight, or made of weights", constant: "constant", op: "op", group: "several ops in one box", host: "op with a routine of its own" };
-  const rows = [steps.length ? ["kernels", `${count(new Set(steps.map((s) => s.name)).size)}, in ${count(steps.length)} steps`] : null, fused.length ? ["fused", `${count(fused.reduce((a, s) => a + s.nodes.length, 0))} ops in ${count(fused.length)} steps`] : null,
+  const rows = [steps.length ? ["kernels", `${count(new Set(steps.map((s) => s.name)).size)}, in ${counted(steps.length, "step")}`] : null, fused.length ? ["fused", `${count(fused.reduce((a, s) => a + s.nodes.length, 0))} ops in ${counted(fused.length, "step")}`] : null,
     params().length ? ["parameters", `${count(params().length)}, ${bytes(weights)}`] : null, DATA.arena ? ["intermediate values", bytes(DATA.arena.size)] : null].filter(Boolean);
   const kinds = new Set(state.views.flatMap((v) => v instanceof Drawing ? v.list.map((b) => b.kind) : []));
   const legend = Object.entries(names).filter(([kind]) => kinds.has(kind)).map(([kind, name]) => { const dot = make("i", { class: "dot" }); dot.style.background = BAND[kind]; return make("div", {}, dot, name); });
-  return [make("h2", {}, DATA.name), ...(rows.length ? [tableOf([], rows)] : []), legend.length ? hint : null, ...(legend.length ? [make("h3", {}, "Colours"), ...legend] : []),
+  return [make("h2", {}, DATA.name), DATA.problem ? make("p", { class: "problem" }, `The program is not shown: ${DATA.problem}`) : null, ...(rows.length ? [tableOf([], rows)] : []), legend.length ? hint : null, ...(legend.length ? [make("h3", {}, "Colours"), ...legend] : []),
     ...listed("Inputs", ins.map((n) => nodeLink(n.id)), 12), ...listed("Results", outs.map((n) => nodeLink(n.id)), 12)];
 }
 const nodeLink = (id) => make("a", { on: { onclick: () => chooseNode(id) } }, `${called(nodes[id])} : ${nodes[id].types[0]}`);
 const stepLink = (at) => make("a", { on: { onclick: () => { chooseStep(at); } } }, `${steps[at].name}: ${steps[at].label}`);
-const lineLink = (line) => line ? [make("h3", {}, "Line"), make("a", { on: { onclick: () => select({ line }) } }, line), DATA.lines[line] ? make("pre", {}, DATA.lines[line]) : null] : [];
+const lineLinks = (lines) => lines.length ? [make("h3", {}, lines.length > 1 ? "Lines" : "Line"), ...lines.flatMap(oneLine)] : [];
+const oneLine = (line) => [make("div", {}, make("a", { on: { onclick: () => select({ line }) } }, line)), DATA.lines[line] ? make("pre", {}, DATA.lines[line]) : null];
 const listed = (title, items, most = 60) => items.length ? [make("h3", {}, title), ...items.slice(0, most).map((i) => make("div", {}, i)), items.length > most ? make("div", { class: "dim" }, `and ${items.length - most} more`) : null] : [];
 
 function ofNode(n, members) {
@@ -379,7 +381,7 @@ function ofNode(n, members) {
     ...listed("Inputs", n.inputs.map(([i]) => nodeLink(i))), ...listed("Read by", readers.map(nodeLink)),
     ...(stepOf.has(n.id) ? [make("h3", {}, "Runs in"), stepLink(stepOf.get(n.id))] : []),
     ...listed("Not fused", cuts.map(([a, b, why]) => make("span", {}, `${nodes[a].op}${b === null ? "" : ` → ${nodes[b].op}`}: ${why}`))),
-    ...(n.block ? [make("h3", {}, "Block"), n.block] : []), ...(n.pass ? [make("h3", {}, "Made by pass"), n.pass] : []), ...lineLink(n.line)];
+    ...(n.block ? [make("h3", {}, "Block"), n.block] : []), ...(n.pass ? [make("h3", {}, "Made by pass"), n.pass] : []), ...lineLinks(n.line ? [n.line] : [])];
 }
 function ofStep(s) {
   const code = codeOf(s);
@@ -391,7 +393,7 @@ function ofStep(s) {
     ...listed("Reads", s.inputs.map(buffer)), ...listed("Writes", s.outputs.map(buffer)), ...listed("Ops", s.nodes.map(nodeLink)),
     ...listed("Why it ends here", cuts.map(([a, b, why]) => make("span", {}, `${nodes[a].op}${b === null ? "" : ` → ${nodes[b].op}`}: ${why}`))),
     make("h3", {}, "Text"), fold("kernel", kernel, true), fold("generated code", code, false), !kernel && !code ? make("div", { class: "dim" }, "a library routine") : null,
-    ...lines.slice(0, 6).flatMap(lineLink)];
+    ...lineLinks(lines.filter(Boolean).slice(0, 6))];
 }
 function ofBuffer(b) {
   const writer = steps.find((s) => s.outputs.includes(b.name)), readers = users.get(b.name) || [];
@@ -456,7 +458,7 @@ const KINDS = { onnx: "ONNX", gguf: "GGUF", folder: "model folder" };
 async function begin() {
   prepare(await unpacked());
   $("title").textContent = DATA.name;
-  $("about").textContent = [KINDS[DATA.kind] ?? DATA.kind, DATA.device ? `on ${DATA.device}` : "", stages.length ? `${count(stages[stages.length - 1].nodes.length)} nodes, ${count(steps.length)} steps` : ""].filter(Boolean).join(" · ");
+  $("about").textContent = [KINDS[DATA.kind] ?? DATA.kind, DATA.device ? `on ${DATA.device}` : "", stages.length ? [counted(stages[stages.length - 1].nodes.length, "node"), steps.length ? counted(steps.length, "step") : ""].filter(Boolean).join(", ") : ""].filter(Boolean).join(" · ");
   const dark = localStorage.getItem("strata-theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   document.documentElement.classList.toggle("dark", dark === "dark");
   $("theme").onclick = () => { const now = document.documentElement.classList.toggle("dark"); localStorage.setItem("strata-theme", now ? "dark" : "light"); theme.changed(); for (const v of state.views) (v.paint || (() => {})).call(v); };

@@ -90,7 +90,7 @@ def _tensor(name: bytes, dims: tuple[int, ...], code: int, offset: int) -> bytes
         (_header(_tensor(b"w", (1 << 40, 1 << 40, 1 << 40), 0, 0), tensors=1), "has the sizes"),
         (_header(_tensor(b"w", (4,), 0, 1 << 62), tensors=1), "does not lie inside"),
         (_header(_tensor(b"w", (4,), 0, 3), tensors=1), "does not lie inside"),
-        (_header(_tensor(b"w", (31,), 2, 0), tensors=1), "no whole blocks"),
+        (_header(_tensor(b"w", (31,), 2, 0), tensors=1), "not whole blocks"),
         (_header(_tensor(b"w", (4,), 99, 0), tensors=1), "unknown type 99"),
         (_header(_tensor(b"w", (4,), 0, 0), _tensor(b"v", (4,), 0, 0), tensors=2), "overlap"),
         (_header(_tensor(b"w", (4,), 0, 0), _tensor(b"w", (4,), 0, 0), tensors=2), "twice"),

@@ -104,7 +104,7 @@ def test_other_kinds_go_to_pillow_or_are_refused(tmp_path: Path, monkeypatch: py
     image_module.new("L", (4, 2), 200).save(tmp_path / "x.bmp")
     np.testing.assert_array_equal(load_image(tmp_path / "x.bmp"), np.full((2, 4, 3), 200))
     (tmp_path / "y.jpg").write_bytes(b"no image")
-    with pytest.raises(FileError, match="no image that pillow reads"):
+    with pytest.raises(FileError, match="not an image that Pillow can read"):
         load_image(tmp_path / "y.jpg")
     monkeypatch.setattr("strata.io.image.find_spec", lambda name: None)
     with pytest.raises(FileError, match="need the package pillow"):

@@ -226,9 +226,9 @@ def test_options_that_do_not_fit(llama: Decoder) -> None:
     with pytest.raises(OptionError, match="no option 'typical'; did you mean 'typical_p'"):
         llama.generate(PROMPT, typical=0.3)
     for options, match in (
-        (dict(n=2, beams=3), "n does not go with beams"), (dict(n=2, stream=True), "no stream"),
+        (dict(n=2, beams=3), "n does not go with beams"), (dict(n=2, stream=True), "only one text at a time"),
         (dict(beams=2, temperature=1.0), "draws no tokens"), (dict(typical_p=0.0), "typical_p"),
-        (dict(n=0), "0 samples"), (dict(beams=0), "0 beams"), (dict(penalty_alpha=0.6), "top_k 0 is below 2"),
+        (dict(n=0), "n is at least 1"), (dict(beams=0), "0 beams"), (dict(penalty_alpha=0.6), "top_k 0 is below 2"),
         (dict(penalty_alpha=2.0, top_k=4), "penalty_alpha 2.0 is not"), (dict(penalty_alpha=0.6, n=2), "n does not go"),
         (dict(penalty_alpha=0.6, top_k=4, temperature=1.0), "draws no tokens"),
         (dict(penalty_alpha=0.6, context_shift=True), "penalty_alpha does not go with context_shift"),

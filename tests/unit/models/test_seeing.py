@@ -143,7 +143,7 @@ def test_images_over_http(model: Any) -> None:
     for link, told in (
         ("https://example.org/cat.png", "nothing is fetched"), ("/etc/passwd", "nothing is fetched"),
         ("data:image/png;base64,!!", "not base64"), ("data:image/png,abc", "in base64"),
-        (f"data:image/png;base64,{base64.b64encode(b'no image').decode()}", "no image that pillow reads"),
+        (f"data:image/png;base64,{base64.b64encode(b'no image').decode()}", "not an image that Pillow can read"),
         (url(np.zeros((1, (1 << 25) + 1, 3), np.uint8)), "pixels"),
     ):  # fmt: skip
         with pytest.raises(RequestError, match=told):
@@ -206,7 +206,7 @@ def test_mistakes(model: Any, tmp_path: Path) -> None:
     for wrong, error, told in (
         (asked("https://example.org/cat.png"), OptionError, "not fetched from https: URLs"),
         (asked(str(tmp_path / "none.png")), FileError, "none.png"),
-        (asked(b"no image"), FileError, "no image that pillow reads"),
+        (asked(b"no image"), FileError, "not an image that Pillow can read"),
         ([{"role": "user", "content": [{"type": "image"}]}], OptionError, "has one of image"),
     ):
         with pytest.raises(error, match=told):

@@ -113,11 +113,11 @@ def test_mistakes_are_told_before_any_work(trained: Decoder, tmp_path: Path) -> 
         ({"format": "gptq"}, "needs texts"),
         ({"format": "q4_k", "output": tmp_path / "folder"}, "a file named .gguf"),
         ({"format": "int8", "output": tmp_path / "m.gguf"}, "a folder"),
-        ({"format": "int8", "group_size": 33}, "no multiple of 32"),
+        ({"format": "int8", "group_size": 33}, "not a multiple of 32"),
     ):
         with pytest.raises(OptionError, match=said):
             st.quantize(trained, **options)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="no decoder"):
+    with pytest.raises(OptionError, match="not a decoder"):
         st.quantize(object())
     assert trained.source is not None
     with pytest.raises(FileError, match="is the model that is read"):

@@ -89,7 +89,7 @@ def test_a_mask_makes_attention_over_padded_rows_right(kind: str, rng) -> None:
     assert found is not None
     assert exact is not None
     np.testing.assert_allclose(found[1][0], exact[1][0], rtol=1e-5, atol=1e-6)
-    with pytest.raises(OptionError, match="no input with an axis of 8"):
+    with pytest.raises(OptionError, match="has no axis of 8"):
         cache.run_padded(5, 5, build, {"x": data}, mask="x2")
 
 

@@ -78,7 +78,7 @@ def test_mistakes() -> None:
     for wrong in (lambda: ExpertPool(0, 1), lambda: ExpertPool(2, -1), lambda: ExpertPool(2, 1, every=0)):
         with pytest.raises(OptionError, match="makes no sense"):
             wrong()
-    with pytest.raises(OptionError, match="are no experts"):
+    with pytest.raises(OptionError, match="do not make up an expert"):
         affordable_experts(10, bytes_per_expert=0, layers=1, experts=1)
     with pytest.raises(OptionError, match=r"gate, up and down of \[2, 3\], \[2, 3\], \[2, 3\] do not fit"):
         ExpertStore(ExpertPool(2, 1), lambda _: (np.zeros((2, 3)),) * 3)

@@ -51,11 +51,11 @@ def test_a_turn_that_fails_is_paid_for_too(monkeypatch: pytest.MonkeyPatch) -> N
     async def fails() -> None:
         async with made.turn() as turn:
             turn.seconds = 0.1
-            raise ValueError("no JSON")
+            raise ValueError("not JSON")
 
     async def twice() -> None:
         for _ in range(2):
-            with pytest.raises(ValueError, match="no JSON"):
+            with pytest.raises(ValueError, match="not JSON"):
                 await fails()
 
     asyncio.run(twice())

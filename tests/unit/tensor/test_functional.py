@@ -323,7 +323,7 @@ class TestJit:
         (lambda: st.vjp(lambda x: x, st.ones((2,)))[1]((st.ones((2,)),)), OptionError, "structure"),
         (lambda: st.vmap(lambda x, y: x)(st.ones((2,)), st.ones((3,))), ShapeError, "batch sizes differ"),
         (lambda: st.vmap(lambda x: x, in_axes=None)(st.ones((2,))), OptionError, "needs an axis"),
-        (lambda: st.vmap(lambda x: x, in_axes=(0, 0))(st.ones((2,))), OptionError, "2 entries for 1 arguments"),
+        (lambda: st.vmap(lambda x: x, in_axes=(0, 0))(st.ones((2,))), OptionError, "2 entries for 1 argument"),
         (lambda: st.vmap(lambda x: x)(1.0), ShapeError, r"axis 0 does not exist in f32\[\]"),
         (lambda: st.grad(lambda x: x)("text"), TraceError, "a str is not a tensor"),
     ],

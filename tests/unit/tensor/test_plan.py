@@ -111,7 +111,7 @@ def test_what_a_plan_says_of_itself():
     profile = plan.profile(3)
     assert [row.label for row in profile.rows] == ["matmul + relu"]
     assert profile.seconds > 0
-    assert "1 outputs" in repr(plan)
+    assert "1 output," in repr(plan)
 
 
 def test_clones_have_results_and_chosen_inputs_of_their_own():
@@ -160,7 +160,7 @@ def test_clones_run_at_the_same_time(rng: np.random.Generator):
 
 def test_mistakes():
     plan = (st.tensor([1.0]) + 1.0).prepare()
-    with pytest.raises(OptionError, match="1 outputs, not 3"):
+    with pytest.raises(OptionError, match="1 output, not 3"):
         plan.output(3)
     with pytest.raises(OptionError, match="not a tensor"):
         st.prepare(3)

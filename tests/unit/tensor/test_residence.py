@@ -1,7 +1,4 @@
-"""Tensors that live on devices: where results are, what is copied, errors, memory.
-
-On XLA's CPU, on a CUDA that is NumPy, and on the GPUs that this machine has.
-"""
+"""Tensors on XLA's CPU, a CUDA that is NumPy, and this machine's GPUs: where results are, copies, errors, memory."""
 
 from __future__ import annotations
 

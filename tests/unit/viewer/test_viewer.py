@@ -148,6 +148,26 @@ def test_an_onnx_file_that_is_not_one_graph(tmp_path: Path) -> None:
     assert data["problem"]
 
 
+def test_bodies_of_onnx_branches_are_shown(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    branches = {}
+    for key, op in (("then_branch", "Exp"), ("else_branch", "Neg")):  # both call their result z, and read x outside
+        nodes = [helper.make_node("Abs", ["x"], ["a"]), helper.make_node(op, ["a"], ["z"])]
+        branches[key] = helper.make_graph(nodes, key, [], [helper.make_tensor_value_info("z", 1, ["n"])])
+    node = helper.make_node("If", ["c"], ["y"], name="choice", **branches)
+    inputs = [helper.make_tensor_value_info("c", 9, []), helper.make_tensor_value_info("x", 1, ["n"])]
+    graph = helper.make_graph([node], "net", inputs, [helper.make_tensor_value_info("y", 1, ["n"])])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "net.onnx")
+    data = page_for(tmp_path / "net.onnx")
+    ids = data["stages"][0]["nodes"]
+    rows = {i: (data["texts"][data["nodes"][i][0]], [data["nodes"][j][0] for j, _ in data["nodes"][i][2]]) for i in ids}
+    read = {op: [data["texts"][j] for j in inputs] for op, inputs in rows.values()}
+    assert sorted(read["If"]) == ["Exp", "Neg", "input"]
+    assert read["Exp"] == read["Neg"] == ["Abs"]
+    assert read["Abs"] == ["input"]
+
+
 def test_traces(tmp_path: Path) -> None:
     compiled = st.Session("cpu").compile(layer())
     compiled.set_params({"w": np.ones((16, 32), np.float32), "b": np.zeros(32, np.float32)})

@@ -82,7 +82,7 @@ def _resize_to(x: Value, sizes: tuple[Dim, ...], options: dict[str, Any]) -> Val
     for axis, size in zip(axes, sizes, strict=True):
         ratio = 1 if size == x.shape[axis] else floordiv(size, x.shape[axis])
         if isinstance(ratio, SymExpr) or ratio * x.shape[axis] != size:
-            raise NeedsData(f"resize of {x.type} to {list(sizes)}")
+            raise NeedsData(f"how to resize {x.type} to {list(sizes)}")
         scales.append(float(ratio))
     return _resize(x, scales=scales, **options)
 
