@@ -279,11 +279,7 @@ def _shown_name(_: Request, raw: bytes) -> str:
     """The model that /api/show is asked for."""
     body = _parsed(raw)
     if not isinstance(body, dict):
-<<<<<<< HEAD
-        raise Refused(400, "the body is no JSON object", code="invalid_type")
-=======
-        raise Refused(400, "the body is not a JSON object")
->>>>>>> face
+        raise Refused(400, "the body is not a JSON object", code="invalid_type")
     return str(body.get("model") or body.get("name")).removesuffix(":latest")
 
 
