@@ -103,13 +103,21 @@ class Residence:
         if copy:
             array = array.copy()
         elif array.flags.writeable:
-            array = self._hold(realize_value(self.value)).for_writing()
+            array = self._for_writing()
         elif not array.flags.writeable and (max_version is None or max_version < (1, 0)):
             array = array.copy()  # the old protocol has no way to say that memory is read-only
         options: dict[str, Any] = {} if max_version is None else {"max_version": max_version}
         if dl_device is not None:
             options["dl_device"] = dl_device
         return array.__dlpack__(stream=stream, **options)
+
+    def _for_writing(self) -> np.ndarray:
+        """The host's memory, for a holder that may write to it: read-only memory is copied first."""
+        array = self._array()
+        if self.device != HOST:
+            return np.array(array)
+        given: np.ndarray = self._hold(realize_value(self.value)).for_writing()
+        return given
 
     def __dlpack_device__(self) -> tuple[int, int]:
         where = self.device

@@ -21,7 +21,7 @@ from strata.mir import Graph
 from strata.models import Model
 from strata.runtime import CompiledGraph, CompileOptions, Session
 from strata.torch.backend import decompositions
-from strata.torch.convert import Conversion, Result, SizeResult, TensorInput, convert
+from strata.torch.convert import Conversion, Drawn, Result, SizeResult, TensorInput, convert
 from strata.torch.kinds import to_array
 
 _BROKEN = (
@@ -112,6 +112,14 @@ def load(
             code="L660",
             place=here(),
         )
+    for source in made.inputs:
+        if isinstance(source, Drawn):
+            raise LowerError(
+                f"{source.name.removesuffix('_drawn')} takes numbers from torch's generator, which is not there when "
+                "the model runs; export the module in eval mode, or give it the numbers as an input",
+                code="L660",
+                place=here(),
+            )
     return _model(exported, made, kept, state, Session(device, options))
 
 

@@ -95,8 +95,10 @@ def wrap(compiled: CompiledGraph) -> StrataModule:
 
 def to_torch(x: Any) -> torch.Tensor:
     """A tensor, or an array, as a tensor of torch: the same memory."""
-    if isinstance(x, Tensor) and x.dtype.np.isbuiltin == 1:
-        return torch.from_dlpack(x)
+    if isinstance(x, Tensor):
+        if x.__dlpack_device__()[0] != 1:
+            return torch.from_dlpack(x)
+        return to_tensor(x._for_writing())  # torch knows no memory that is only read
     array = np.asarray(x)
     return to_tensor(array if array.flags.writeable else array.copy())
 
@@ -105,6 +107,10 @@ def from_torch(t: torch.Tensor) -> Tensor:
     """A tensor of torch as a tensor of ours: the same memory."""
     if not isinstance(t, torch.Tensor):
         raise DTypeError(f"from_torch takes a tensor of torch, got {type(t).__name__}", code="T207", place=here())
+    if t.layout is not torch.strided or t.is_quantized or t.is_meta:
+        raise DTypeError(
+            f"from_torch takes a dense tensor, got {t.dtype}, {t.layout}, {t.device}", code="T207", place=here()
+        )
     if t.is_cuda:
         return asarray(t.detach())  # by DLPack, in the order of its stream
     return asarray(to_array(t.detach().cpu()))

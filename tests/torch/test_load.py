@@ -120,3 +120,34 @@ def test_tensors_share_their_memory() -> None:
     back[1] = 7
     assert made.numpy()[1] == 7
     assert st.to_torch(st.ones((2,), dtype="bf16")).dtype is torch.bfloat16
+    halves = torch.ones(4, dtype=torch.bfloat16)
+    assert st.to_torch(st.from_torch(halves)).data_ptr() == halves.data_ptr()
+
+
+def test_memory_that_is_only_read_is_copied() -> None:
+    array = np.ones(3, np.float32)
+    array.flags.writeable = False
+    for given in (array, st.asarray(array)):
+        st.to_torch(given)[0] = 5
+    assert (array == 1).all()
+
+
+@pytest.mark.parametrize("t", [torch.eye(2).to_sparse(), torch.empty(2, device="meta")], ids=["sparse", "meta"])
+def test_tensors_without_plain_memory_are_refused(t: torch.Tensor) -> None:
+    with pytest.raises(st.errors.DTypeError, match="dense tensor"):
+        st.from_torch(t)
+
+
+def test_random_numbers_of_a_program_are_refused() -> None:
+    with pytest.raises(st.errors.LowerError, match="torch's generator"):
+        st.torch.load(torch.nn.Dropout(0.5).train(), (torch.ones(3),))
+
+
+def test_numbers_by_size_and_angle() -> None:
+    class Polar(torch.nn.Module):
+        def forward(self, size: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+            return torch.polar(size, angle)
+
+    size, angle = torch.rand(4), torch.randn(4)
+    found = st.torch.load(Polar(), (size, angle))(size.numpy(), angle.numpy())
+    np.testing.assert_allclose(found, torch.polar(size, angle).numpy(), rtol=1e-6)

@@ -40,6 +40,15 @@ def _away_from_zero(x: Value) -> Value:
     return ops.copysign(down + ops.cast(size - down >= scalar(0.5, x), x.dtype), x)
 
 
+def _tanh(x: Value) -> Value:
+    if not x.dtype.is_complex:
+        return ops.tanh(x)
+    a, b = ops.tanh(ops.real(x)), ops.tan(ops.imag(x))
+    one = scalar(1, a)
+    below = one + ops.square(a * b)
+    return _complex(a * (one + ops.square(b)) / below, b * (one - ops.square(a)) / below)
+
+
 def _not(x: Value) -> Value:
     return ops.logical_not(x) if x.dtype.is_bool else ops.bitwise_not(x)
 
@@ -87,7 +96,7 @@ def _erf_inverse(y: Value) -> Value:
 UNARY: dict[str, Callable[[Value], Any]] = {
     "abs": ops.abs, "negate": ops.negative, "exponential": ops.exp, "exponential_minus_one": ops.expm1, "log": ops.log,
     "log_plus_one": ops.log1p, "logistic": ops.sigmoid, "sqrt": ops.sqrt, "rsqrt": ops.rsqrt, "cbrt": _cbrt,
-    "sine": ops.sin, "cosine": ops.cos, "tan": ops.tan, "tanh": ops.tanh, "ceil": ops.ceil, "floor": ops.floor,
+    "sine": ops.sin, "cosine": ops.cos, "tan": ops.tan, "tanh": _tanh, "ceil": ops.ceil, "floor": ops.floor,
     "round_nearest_even": ops.round, "round_nearest_afz": _away_from_zero, "sign": ops.sign, "not": _not,
     "popcnt": lambda x: ops.cast(ops.bitwise_count(_word(x)), x.dtype), "count_leading_zeros": _leading_zeros,
     "is_finite": ops.isfinite, "real": ops.real, "imag": ops.imag, "optimization_barrier": lambda x: x,
@@ -214,9 +223,21 @@ def _cast(x: Value, dtype: DType) -> Value:
 
 @rule("bitcast_convert")
 def bitcast_convert(module: ModuleReader, op: HloOp, given: list[Item]) -> Value:
+    """Between types of other widths, the elements of a wide one lie along a last axis of their own, the lowest bits
+    first."""
     x, dtype = given[0].value, static_type(op).dtype
-    if x.dtype.itemsize != dtype.itemsize:
+    if min(x.dtype.bits, dtype.bits) < 8 and x.dtype.bits != dtype.bits:
         raise LowerError(f"bits of {x.dtype} as {dtype}, which has another width, are not supported", code="L511")
+    wide, narrow = 8 * max(x.dtype.itemsize, dtype.itemsize), 8 * min(x.dtype.itemsize, dtype.itemsize)
+    if narrow < wide:
+        word, part = as_dtype(f"u{wide}"), as_dtype(f"u{narrow}")
+        places = constant(np.arange(0, wide, narrow), word)
+        if x.dtype.itemsize < dtype.itemsize:
+            parts = ops.bitwise_left_shift(ops.cast(ops.bitcast(x, part), word), places)
+            x = ops.cast(ops.sum(parts, -1), word)  # no two have a bit in one place
+        else:
+            parts = ops.bitwise_right_shift(ops.expand_dims(ops.bitcast(x, word), x.ndim), places)
+            x = ops.cast(ops.bitwise_and(parts, constant((1 << narrow) - 1, word)), part)
     made: Value = ops.bitcast(x, dtype)
     return made
 

@@ -252,6 +252,11 @@ def complex_(out: TensorType, real: Value, imaginary: Value) -> Value:
     return value(real, out.dtype) + value(imaginary, out.dtype) * value(1j, out.dtype)
 
 
+@aten("polar")
+def polar(out: TensorType, size: Value, angle: Value) -> Value:
+    return complex_(out, size * ops.cos(angle), size * ops.sin(angle))
+
+
 @aten("view_as_real")
 def view_as_real(out: TensorType, x: Value) -> Value:
     return ops.stack([ops.real(x), ops.imag(x)], x.ndim)

@@ -124,7 +124,8 @@ def programs() -> dict[str, tuple[Callable[..., Any], Sequence[np.ndarray]]]:
         "contractions": (lambda a, b: (jnp.einsum("ij,kj->ik", a, b), jnp.einsum("bij,bjk->bik", a.reshape(2, 2, 8), b.reshape(2, 8, 4))), (X, W)),
         "narrow sums": (lambda a, b: lax.dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), preferred_element_type=jnp.float32), (X, W)),
         "running": (lambda a: (lax.cummax(a, axis=0), lax.cumprod(a, axis=1), lax.cumsum(a, axis=1, reverse=True), lax.cumlogsumexp(a, axis=1)), (X,)),
-        "complex": (lambda a: (jnp.abs(a + 1j * a), (a + 2j * a) * (a - 1j), jnp.real(jnp.exp(1j * a))), (X,)),
+        "complex": (lambda a: (jnp.abs(a + 1j * a), (a + 2j * a) * (a - 1j), jnp.real(jnp.exp(1j * a)), jnp.tanh(a + 2j * a[::-1])), (X,)),
+        "widths of bits": (lambda a, i: (lax.bitcast_convert_type(a, jnp.uint8), lax.bitcast_convert_type(a, jnp.int16), lax.bitcast_convert_type(i.astype(jnp.uint8).reshape(5, 4), jnp.int32), lax.bitcast_convert_type(i.astype(jnp.int16).reshape(2, 5, 2), jnp.float32)), (X, WHOLE)),
         "reductions": (lambda a: (jnp.any(a > 1, 1), jnp.all(a < 3), jnp.prod(a, 0), jnp.max(a), a.min(1), jnp.var(a, 0), jnp.median(a, 1)), (X,)),
     }  # fmt: skip
 
@@ -133,7 +134,7 @@ PROGRAMS = (
     "mixed", "gradient", "arguments of extremes", "convolution", "transposed convolution", "gradients of a depth-wise one",
     "pools", "gradient of a pool", "scatters", "gathers", "scan", "random numbers", "factorisations", "triangles", "reflections", "transforms",
     "functions", "integers", "slices", "branches", "a loop", "sort by two keys", "contractions", "narrow sums", "running",
-    "complex", "reductions",
+    "complex", "widths of bits", "reductions",
 )  # fmt: skip
 
 
