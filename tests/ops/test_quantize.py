@@ -204,5 +204,7 @@ def test_mistakes() -> None:
         ops.fake_quantize(x, bits=9)
     with pytest.raises(OptionError, match="ste 'none'"):
         ops.fake_quantize(x, ste="none")
+    with pytest.raises(OptionError, match="not from 0 to 1"):
+        ops.fake_quantize(x, np.ones(1, np.float32), scale_mode="ema", decay=2.0)
     with pytest.raises(ShapeError, match="scales of"):
         ops.fake_quantize_lsq(x, np.ones(2, np.float32), axis=1)

@@ -92,6 +92,8 @@ def test_a_negative_number_is_no_exponent_of_integers(exponent: Any) -> None:
     functions: list[Callable[[], Any]] = [
         lambda: value**exponent,
         lambda: tensors.tensor(x) ** exponent,
+        lambda: st.power(x, exponent),
+        lambda: st.power(x[0], exponent),
         lambda: st.jit(lambda a: a**exponent)(x),
     ]
     for function in functions:

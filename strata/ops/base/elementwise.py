@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strata.core import Dim, DType, TensorType, broadcast_shapes, c128, f32, f64, i32, i64
+from strata.core import Dim, DType, TensorType, as_dtype, broadcast_shapes, c128, f32, f64, i32, i64
 from strata.errors import DTypeError, SymbolError
 from strata.mir import METHODS, Op, Sample, Value, constant, current_origin, draw, function, op
 from strata.ops.base.frontend import Operand, promoted
@@ -459,9 +459,10 @@ def power(x: Operand, y: Operand) -> Value:
     """Element-wise power. Small integer exponents become multiplications; integers take no negative number as exponent.
 
     Of a tensor of integers, a negative exponent gives what truncating division gives: 1 for 1, ±1 for -1, else 0."""
-    if isinstance(y, (int, np.integer)) and y < 0 and isinstance(x, Value) and (x.dtype.is_int or x.dtype.is_bool):
+    kind = as_dtype(x.dtype) if isinstance(x, (Value, np.ndarray, np.generic)) else None
+    if isinstance(y, (int, np.integer)) and y < 0 and kind is not None and (kind.is_int or kind.is_bool):
         raise DTypeError(
-            f"power: an integer cannot be raised to a negative integer, {x.type} to {y}",
+            f"power: an integer cannot be raised to a negative integer, {kind}{list(np.shape(x))} to {y}",
             code="D105", place=current_origin().place,
         )  # fmt: skip
     if isinstance(y, int) and not isinstance(y, bool) and isinstance(x, Value) and y in (1, 2, 3):

@@ -99,6 +99,7 @@ class FakeQuantize(Faking):
             code="O239",
             error=OptionError,
         )
+        self.require(0 <= self.decay <= 1, f"decay is {self.decay!r}, not from 0 to 1", code="O239", error=OptionError)
         self.require(
             len(state) == (self.scale_mode != "per_batch"),
             f"{self.scale_mode} takes {counted(int(self.scale_mode != 'per_batch'), 'state')}",

@@ -13,6 +13,7 @@ from strata.errors import OptionError
 from strata.runtime.report.observe import OBSERVERS
 
 if TYPE_CHECKING:
+    from strata.mir import Node
     from strata.runtime.execute.compiled import CompiledGraph
 
 MOST_EXPERTS = 1 << 16  # of one layer
@@ -58,7 +59,9 @@ class ExpertWatch:
         self.experts, self._compiled, self._lock = experts, compiled, new_lock()
         self._layers: dict[str, list[int]] = {}  # steps by the buffer of ids
         for at, step in enumerate(compiled.lir.schedule):
-            if any(n.op.name in ROUTED for n in step.nodes):
+            routed = [n for n in step.nodes if n.op.name in ROUTED]
+            if routed:
+                self._check_count(routed[0])
                 ids = [n for n in step.inputs if self._is_ids(n)]
                 if ids:
                     self._layers.setdefault(ids[-1], []).append(at)
@@ -66,6 +69,15 @@ class ExpertWatch:
         self._masks = [np.ones(experts, bool)] * len(self._names)
         self._ids: list[list[np.ndarray]] = [[] for _ in self._names]
         self._counts = self._zero()
+
+    def _check_count(self, node: Node) -> None:
+        op: Any = node.op
+        count = op.id_sizes(*(x.type for x in node.inputs))[0]
+        if isinstance(count, int) and count != self.experts:
+            raise OptionError(
+                f"ExpertWatch: {self._compiled.source.name!r} has layers of {count} experts, not {self.experts}",
+                code="O612", place=here(),
+            )  # fmt: skip
 
     def _is_ids(self, name: str) -> bool:
         kind = self._compiled.lir.buffer(name).type
@@ -78,7 +90,14 @@ class ExpertWatch:
 
     def set_resident(self, mask: Any) -> None:
         """The experts in memory: bool[experts] for all layers, or one such row for each."""
-        rows = np.asarray(mask, bool)
+        try:
+            given = np.asarray(mask)
+        except ValueError:  # rows of several lengths
+            given = np.asarray(mask, object)
+        is_mask = given.dtype.kind == "b" or (given.dtype.kind in "iu" and not np.any((given != 0) & (given != 1)))
+        if given.size and not is_mask:
+            raise OptionError("ExpertWatch: a mask is made of True and False, or of 1 and 0", code="O612", place=here())
+        rows = given.astype(bool)
         if rows.shape not in ((self.experts,), (self.layers, self.experts)):
             raise OptionError(
                 f"ExpertWatch: a mask is bool[{self.experts}] or bool[{self.layers}, {self.experts}], got "

@@ -86,3 +86,15 @@ def test_masks_of_the_wrong_length() -> None:
             watch.set_resident(bad)
     with pytest.raises(OptionError, match="are none"):
         ExpertWatch(mixture(), 0)
+
+
+@pytest.mark.parametrize("mask", [[0, 2, 1, 3], [0.5, 1, 1, 0], [None] * 4, "abcd", [[True], [True, False]]])
+def test_masks_are_true_and_false(mask: object) -> None:
+    with pytest.raises(OptionError, match=r"True and False"):
+        ExpertWatch(mixture(), 4).set_resident(mask)
+
+
+@pytest.mark.parametrize("experts", [3, 5])
+def test_as_many_experts_as_the_graph_has(experts: int) -> None:
+    with pytest.raises(OptionError, match=f"has layers of 4 experts, not {experts}"):
+        ExpertWatch(mixture(), experts)
