@@ -156,6 +156,16 @@ REGRESSIONS: dict[str, Program] = {
     "channels last that are a symbol": program(
         leaf(f32, 1, 9, 8, "n"), leaf(f32, 3, 3, "n", 16), n=16, low=1, steps=[at_op("conv_last", 2, **convolving(2))]
     ),
+    "narrow maps of few channels": program(
+        leaf(f32, 2, 3, 9, "n"), leaf(f32, 2, 3, 3, 3), n=2, low=1, steps=[at_op("conv", 2, **convolving(2))]
+    ),
+    "volumes of few channels": program(
+        leaf(f32, 1, 3, 4, 5, "n"), leaf(f32, 3, 3, 3, 3, 3), n=16, low=1, steps=[at_op("conv", 2, **convolving(3))]
+    ),
+    "many taps of few channels": program(
+        leaf(f32, 1, 4, 5, "n"), leaf(f32, 2, 4, 9, 9), n=16, low=1,
+        steps=[at_op("conv", 2, **convolving(2, padding=4))],
+    ),
     "taps that are a symbol": program(
         leaf(f32, 2, 5, 33), leaf(f32, 4, 5, "n"), n=5, low=1, steps=[at_op("conv", 2, **convolving(1))]
     ),

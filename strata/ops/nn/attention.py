@@ -92,7 +92,9 @@ class AttentionFamily(Op):
 
     @property
     def scale(self) -> float:
-        return self.head_dim.__index__() ** -0.5 if self.score_scale is None else self.score_scale
+        if self.score_scale is not None:
+            return self.score_scale
+        return max(1, self.head_dim.__index__()) ** -0.5  # heads of no width have scores of 0
 
     @property
     def dropped_score(self) -> float:

@@ -131,7 +131,7 @@ class Irfft(Transform):
         return np.fft.irfft(x, n, norm="forward") * np.asarray(_factor(self.scale, n), x.real.dtype)
 
     def decompose(self, x: Value) -> Value:
-        mirrored = floordiv(self.n - 1, 2)
+        mirrored = self.n - bins_of(self.n)  # so that a symbol is left when both are joined
         if mirrored != 0:
             x = concat([x, Conj()(flip(narrow(x, -1, 1, mirrored), -1))], -1)
         return Real()(Fft(True, self.scale)(x))
@@ -501,7 +501,7 @@ def _is_short(n: Dim) -> bool:
 
 def _mirrored(bins: Value, n: Dim, axis: int) -> Value:
     """All n bins of real numbers from the first half: those that are real are so exactly."""
-    count = floordiv(n - 1, 2)
+    count = n - bins_of(n)
     return concat([bins, Conj()(flip(narrow(bins, axis, 1, count), axis))], axis) if count != 0 else bins
 
 

@@ -126,7 +126,8 @@ def _is_served(node: Node) -> bool:
 
 def _stays(node: Node) -> bool:
     """Whether a convolution by itself is better with channels first: depth-wise, of very few channels, or a matmul
-    whose rows are planes of the result."""
+    whose rows are planes of the result. Where channels last are no choice, that does not depend on how wide lines are:
+    the sums of loops have another order, and symbols may have any width."""
     if node.op.name != "conv" or node.inputs[0].dtype is not f32 or not _is_known(node):
         return False
     if is_product(node):
@@ -134,7 +135,7 @@ def _stays(node: Node) -> bool:
     op: Any = node.op
     outputs, channels, *kernel = node.inputs[1].shape
     counts = [c for c in node.types[0].shape[-1 if op.groups == 1 else 2 :] if isinstance(c, int)]
-    if not all(d == 1 for d in op.input_dilation) or any(c < NARROW for c in counts):
+    if not all(d == 1 for d in op.input_dilation) or (any(c < NARROW for c in counts) and _is_served(node)):
         return False
     if _is_matrix_product(node) or dim_prod(kernel) == 1:
         return False
@@ -151,7 +152,7 @@ def _fits_lines(node: Node) -> bool:
     if len(kernel) <= 2 and products <= MOST_GATHERED:
         return True
     lanes, most = VECTOR // 2, MOST_ALONG if len(kernel) <= 2 else MOST_IN_VOLUME
-    filled = isinstance(width, int) and -(-width // lanes) * lanes <= IDLE * width
+    filled = not _is_served(node) or (isinstance(width, int) and -(-width // lanes) * lanes <= IDLE * width)
     return filled and products <= most and len(kernel) <= 3 and channels * dim_prod(kernel[:-1]) * op.stride[-1] <= 256
 
 
