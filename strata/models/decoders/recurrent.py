@@ -8,6 +8,7 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
+from strata.models.blocks.activations import activated
 from strata.models.cached import CachedGraph
 from strata.models.weights import ops
 
@@ -94,7 +95,7 @@ class RecurrentGraph(CachedGraph):
         hidden = int(x.shape[-1])
         both = self.linear(x, f"{at}in_proj", 2 * inner, hidden)
         x, gate = (ops.narrow(both, -1, i * inner, inner) for i in range(2))
-        x = ops.activation(self.short_conv(x, f"{at}conv1d", f"conv{layer}", kernel), activation)
+        x = activated(self.short_conv(x, f"{at}conv1d", f"conv{layer}", kernel), activation)
         sizes = (rank, state, state)
         packed = self.linear(x, f"{at}x_proj", sum(sizes), inner)
         parts = [ops.narrow(packed, -1, sum(sizes[:i]), n) for i, n in enumerate(sizes)]
@@ -103,7 +104,7 @@ class RecurrentGraph(CachedGraph):
         delta = ops.softplus(self.linear(parts[0], f"{at}dt_proj", inner, rank))
         rates = -ops.exp(self.param(f"{at}A_log", (inner, state)))
         y = self.selective_scan(x, delta, rates, parts[1], parts[2], f"state{layer}")
-        y = (y + x * self.param(f"{at}D", (inner,))) * ops.activation(gate, activation)
+        y = (y + x * self.param(f"{at}D", (inner,))) * activated(gate, activation)
         return self.linear(y, f"{at}out_proj", hidden, inner)
 
     def heads_mixed(

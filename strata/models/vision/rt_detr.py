@@ -11,9 +11,10 @@ from strata.core import Dim
 from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.base import Folder
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.blocks.convolution import sizes_of
 from strata.models.blocks.positions import first_boxes, grid_places, sampled
-from strata.models.blocks.transformer import LayerSizes, activated, activation_of
+from strata.models.blocks.transformer import LayerSizes
 from strata.models.config_values import mapping, real, whole, wholes
 from strata.models.vision.detection import OWN, DetectionModel, DetectorGraph
 from strata.models.vision.images import ImageSettings
