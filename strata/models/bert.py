@@ -9,7 +9,7 @@ from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.blocks.activations import activated, activation_of
-from strata.models.config_values import real, whole
+from strata.models.config_values import real, text, whole
 from strata.models.modernbert import ModernBertConfig, ModernBertGraph, labels_tokens
 from strata.models.weights import WeightBuilder, Weights, check_layers, check_shapes, ops, without_prefix
 
@@ -47,6 +47,10 @@ class BertConfig:
         if family not in NAMES:
             raise FileError(f"{family!r} is no family of encoders: {', '.join(NAMES)}", code="F144")
         hidden, layers, heads, inner, activation = names
+        kind = text(found, "position_embedding_type", "absolute")
+        if kind != "absolute" or found.get("is_decoder"):
+            key, value = ("position_embedding_type", kind) if kind != "absolute" else ("is_decoder", True)
+            raise FileError(f"the configuration has {key} = {value!r}, which encoders here do not have", code="F140")
         size = whole(found, hidden)
         made = cls(
             family, whole(found, "vocab_size"), size, whole(found, layers), whole(found, heads),

@@ -34,6 +34,7 @@ class DebertaConfig(BertConfig):
     kernel: int = 0
     groups: int = 1
     kernel_activation: str = "tanh"
+    terms: int = 1  # that a score is the sum of, as it is scaled; `kinds` may be left out of it
 
     @classmethod
     def from_json(cls, found: dict[str, Any], labels: int = 0) -> DebertaConfig:
@@ -51,6 +52,7 @@ class DebertaConfig(BertConfig):
             kinds if found.get("relative_attention") else (), bool(found.get("share_att_key")),
             bool(found.get("position_biased_input", True)), whole(found, "conv_kernel_size", 0, least=0),
             whole(found, "conv_groups", 1), activation_of(found, "conv_act", "tanh"),
+            1 + sum(kind in kinds for kind in ("c2p", "p2c")),
         )  # fmt: skip
         if made.hidden % made.heads:
             raise FileError(f"the configuration has {made.hidden} features for {made.heads} heads", code="F140")
@@ -115,7 +117,7 @@ class DebertaGraph(BertGraph):
         """Scores of contents, and of contents with distances, in both directions."""
         c = self.config
         size = c.hidden // c.heads
-        scale = float(size * (1 + len(c.kinds))) ** -0.5
+        scale = float(size * c.terms) ** -0.5
         shape = (self.batch, c.heads, self.length, self.length)
         bias = ops.broadcast_to(self.hidden_tokens, shape)
         ids = ops.broadcast_to(self.ids_by_gap, shape) if c.kinds else None

@@ -9,7 +9,6 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.blocks.activations import activated
 from strata.models.cached import DECODERS, DecoderFamily, Slot, kv_slots
 from strata.models.config_values import of_layers, real, whole, wholes
 from strata.models.decoder_config import listed_json, with_defaults
@@ -156,9 +155,9 @@ class BambaGraph(HybridGraph):
         c, at = self.config, f"layers.{layer}.mamba."
         heads = c.state_heads
         found, gate = self.heads_mixed(
-            x, at, layer, heads, c.mixed // heads, c.state, c.groups_of_state, c.kernel, c.limits
+            x, at, layer, heads, c.mixed // heads, c.state, c.groups_of_state, c.kernel, c.limits, c.activation
         )
-        y = self.gated_norm(found, activated(gate, c.activation), f"{at}norm", c.groups_of_state, c.eps)
+        y = self.gated_norm(found, ops.silu(gate), f"{at}norm", c.groups_of_state, c.eps)
         return self.linear(y, f"{at}out_proj", c.hidden, c.mixed)
 
 

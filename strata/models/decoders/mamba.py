@@ -9,7 +9,7 @@ from typing import Any
 from strata.errors import FileError
 from strata.io import GgufTensor
 from strata.mir import Value
-from strata.models.blocks.activations import activated, activation_of
+from strata.models.blocks.activations import activation_of
 from strata.models.cached import DECODERS, CacheSizes, DecoderFamily, Layout, Slot
 from strata.models.config_values import layer_count, real, whole
 from strata.models.decoders.recurrent import ENDLESS, RecurrentGraph, step_limits
@@ -114,8 +114,8 @@ class Mamba2Graph(MambaGraph):
     def mixer(self, x: Value, layer: int) -> Value:
         c, at = self.config, f"layers.{layer}.mixer."
         found, gate = self.heads_mixed(x, at, layer, c.heads, c.inner // c.heads, c.state, c.groups, c.kernel,
-                                       c.limits)  # fmt: skip
-        y = self.gated_norm(found, activated(gate, c.activation), f"{at}norm", c.groups, c.eps)
+                                       c.limits, c.activation)  # fmt: skip
+        y = self.gated_norm(found, ops.silu(gate), f"{at}norm", c.groups, c.eps)
         return self.linear(y, f"{at}out_proj", c.hidden, c.inner)
 
 

@@ -45,6 +45,7 @@ class MoeConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = 0 < self.chosen <= self.experts and self.expert_inner > 0 and self.groups >= self.chosen_groups > 0
+        fits = fits and self.chosen <= self.experts // self.groups * self.chosen_groups
         if not fits or self.experts % self.groups or len(self.sparse) != self.layers:
             raise FileError(
                 f"the configuration of the {self.family} makes no sense: {self.chosen} of {self.experts} experts, "

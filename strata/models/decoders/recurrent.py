@@ -104,19 +104,19 @@ class RecurrentGraph(CachedGraph):
         delta = ops.softplus(self.linear(parts[0], f"{at}dt_proj", inner, rank))
         rates = -ops.exp(self.param(f"{at}A_log", (inner, state)))
         y = self.selective_scan(x, delta, rates, parts[1], parts[2], f"state{layer}")
-        y = (y + x * self.param(f"{at}D", (inner,))) * activated(gate, activation)
+        y = (y + x * self.param(f"{at}D", (inner,))) * ops.silu(gate)  # whatever the activation is
         return self.linear(y, f"{at}out_proj", hidden, inner)
 
     def heads_mixed(
         self, x: Value, at: str, layer: int, heads: int, size: int, state: int, groups: int, kernel: int,
-        limits: tuple[float, float],
+        limits: tuple[float, float], activation: str,
     ) -> tuple[Value, Value]:  # fmt: skip
         """The mixer of Mamba-2 up to its norm: what heads give, and the gate, both [B, S, heads · size]."""
         inner, hidden = heads * size, int(x.shape[-1])
         sizes = (inner, inner + 2 * groups * state, heads)
         packed = self.linear(x, f"{at}in_proj", sum(sizes), hidden)
         gate, mixed, step = (ops.narrow(packed, -1, sum(sizes[:i]), n) for i, n in enumerate(sizes))
-        mixed = ops.silu(self.short_conv(mixed, f"{at}conv1d", f"conv{layer}", kernel))
+        mixed = activated(self.short_conv(mixed, f"{at}conv1d", f"conv{layer}", kernel), activation)
         rows = (self.batch, self.count)
         values = ops.reshape(ops.narrow(mixed, -1, 0, inner), (*rows, heads, size))
         keys = []
