@@ -8,6 +8,7 @@ from typing import Any
 from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.config_values import real, text, whole
 from strata.models.modernbert import ModernBertConfig, ModernBertGraph, labels_tokens
 from strata.models.weights import WeightBuilder, Weights, check_layers, check_shapes, ops, without_prefix
@@ -46,12 +47,16 @@ class BertConfig:
         if family not in NAMES:
             raise FileError(f"{family!r} is not a family of encoders: {', '.join(NAMES)}", code="F144")
         hidden, layers, heads, inner, activation = names
+        kind = text(found, "position_embedding_type", "absolute")
+        if kind != "absolute" or found.get("is_decoder"):
+            key, value = ("position_embedding_type", kind) if kind != "absolute" else ("is_decoder", True)
+            raise FileError(f"the configuration has {key} = {value!r}, which encoders here do not have", code="F140")
         size = whole(found, hidden)
         made = cls(
             family, whole(found, "vocab_size"), size, whole(found, layers), whole(found, heads),
             whole(found, inner, 4 * size), whole(found, "max_position_embeddings", 512),
             whole(found, "type_vocab_size", 2, least=0) if family in TYPED else 0,
-            real(found, "layer_norm_eps", 1e-12), text(found, activation, "gelu"), labels, labels_tokens(found),
+            real(found, "layer_norm_eps", 1e-12), activation_of(found, activation), labels, labels_tokens(found),
             whole(found, "pad_token_id", 1, least=0) + 1 if family in SHIFTED else 0,
             whole(found, "embedding_size", size) if family == "electra" else 0,
         )  # fmt: skip
@@ -153,7 +158,7 @@ class BertGraph(WeightBuilder):
     def inner(self, x: Value, at: str) -> Value:
         """The first half of the feed-forward."""
         c = self.config
-        return ops.activation(self.linear(x, at + NAMES[c.family]["up"], c.inner, c.hidden), c.activation)
+        return activated(self.linear(x, at + NAMES[c.family]["up"], c.inner, c.hidden), c.activation)
 
     def encoded(self, types: Value | None = None) -> Value:
         x = self.embeddings(types)

@@ -11,7 +11,8 @@ from strata.core import f32, i64
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
-from strata.models.config_values import MOST_PLACES, names, real, text, whole
+from strata.models.blocks.activations import activated, activation_of
+from strata.models.config_values import MOST_PLACES, names, real, whole
 from strata.models.modernbert import labels_tokens
 from strata.models.rotary_bert import HIDDEN, distances
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
@@ -33,6 +34,7 @@ class DebertaConfig(BertConfig):
     kernel: int = 0
     groups: int = 1
     kernel_activation: str = "tanh"
+    terms: int = 1  # that a score is the sum of, as it is scaled; `kinds` may be left out of it
 
     @classmethod
     def from_json(cls, found: dict[str, Any], labels: int = 0) -> DebertaConfig:
@@ -45,11 +47,12 @@ class DebertaConfig(BertConfig):
             "deberta-v2", whole(found, "vocab_size"), hidden, whole(found, "num_hidden_layers"),
             whole(found, "num_attention_heads"), whole(found, "intermediate_size", 4 * hidden), positions,
             whole(found, "type_vocab_size", 0, least=0), real(found, "layer_norm_eps", 1e-7),
-            text(found, "hidden_act", "gelu"), labels, labels_tokens(found), 0, whole(found, "embedding_size", hidden),
+            activation_of(found), labels, labels_tokens(found), 0, whole(found, "embedding_size", hidden),
             buckets if isinstance(buckets, int) and buckets > 0 else 0, farthest,
             kinds if found.get("relative_attention") else (), bool(found.get("share_att_key")),
             bool(found.get("position_biased_input", True)), whole(found, "conv_kernel_size", 0, least=0),
-            whole(found, "conv_groups", 1), text(found, "conv_act", "tanh"),
+            whole(found, "conv_groups", 1), activation_of(found, "conv_act", "tanh"),
+            1 + sum(kind in kinds for kind in ("c2p", "p2c")),
         )  # fmt: skip
         if made.hidden % made.heads:
             raise FileError(f"the configuration has {made.hidden} features for {made.heads} heads", code="F140")
@@ -114,7 +117,7 @@ class DebertaGraph(BertGraph):
         """Scores of contents, and of contents with distances, in both directions."""
         c = self.config
         size = c.hidden // c.heads
-        scale = float(size * (1 + len(c.kinds))) ** -0.5
+        scale = float(size * c.terms) ** -0.5
         shape = (self.batch, c.heads, self.length, self.length)
         bias = ops.broadcast_to(self.hidden_tokens, shape)
         ids = ops.broadcast_to(self.ids_by_gap, shape) if c.kinds else None
@@ -151,7 +154,7 @@ class DebertaGraph(BertGraph):
             ops.transpose(first, (0, 2, 1)), weight, bias, stride=1, padding=(c.kernel - 1) // 2, groups=c.groups
         )
         near = ops.transpose(near, (0, 2, 1)) * self.counted
-        total = x + ops.activation(near, c.kernel_activation)
+        total = x + activated(near, c.kernel_activation)
         return self.layer_norm(total, "encoder.conv.LayerNorm", c.hidden, c.eps) * self.counted
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from strata.errors import FileError
+from strata.models.blocks.activations import activation_of
 from strata.models.cached import Slot, kv_slots
 from strata.models.config_values import (
     MOST_LAYERS,
@@ -22,15 +23,45 @@ from strata.models.config_values import (
     optional_real,
     real,
     reals,
-    text,
     whole,
 )
 from strata.models.weights import Weights, check_layers, check_shapes
 from strata.ops import RopeScaling, rope_frequencies, rope_tables
 
 EPS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
-SQUARED = "relu2"  # the square of relu, which is no activation of its own
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "gemma3_text", "smollm3")
+# there are no windows unless use_sliding_window says so
+ASKED_WINDOWS = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3")
+MEANT: dict[str, dict[str, Any]] = {  # by a config.json that leaves a key out, where a family means its own
+    "mistral": dict(num_key_value_heads=8, sliding_window=4096),
+    "qwen2": dict(sliding_window=4096, max_window_layers=28),
+    "qwen3": dict(head_dim=128, sliding_window=4096, max_window_layers=28),
+    "qwen2_moe": dict(sliding_window=4096, num_experts_per_tok=4),
+    "qwen3_moe": dict(sliding_window=4096, num_experts_per_tok=8),
+    "qwen3_next": dict(num_experts_per_tok=10),
+    "olmoe": dict(num_experts_per_tok=8),
+    "gpt_oss": dict(num_experts_per_tok=4),
+    "glm4_moe": dict(num_experts_per_tok=8, num_key_value_heads=8),
+    "deepseek_v3": dict(num_experts_per_tok=8, n_group=8, topk_group=4),
+    "phi3": dict(rms_norm_eps=1e-5),
+    "gemma": dict(head_dim=256, num_key_value_heads=16),
+    "gemma2": dict(head_dim=256, num_key_value_heads=4, sliding_window=4096, query_pre_attn_scalar=256,
+                   attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+    "gemma3_text": dict(head_dim=256, num_attention_heads=8, num_key_value_heads=4, vocab_size=262208,
+                        max_position_embeddings=131072, sliding_window=4096, sliding_window_pattern=6,
+                        query_pre_attn_scalar=256, rope_theta=1e6, rope_local_base_freq=10000.0),
+    "smollm3": dict(num_key_value_heads=4, rope_theta=2e6, tie_word_embeddings=True, no_rope_layer_interval=4),
+    "olmo2": dict(rms_norm_eps=1e-5),
+    "olmo3": dict(rms_norm_eps=1e-5, rope_theta=500000.0, sliding_window=4096, sliding_window_pattern=4),
+    "cohere": dict(rope_theta=500000.0),
+    "cohere2": dict(head_dim=128, sliding_window=4096, sliding_window_pattern=4),
+    "glm": dict(head_dim=128, num_key_value_heads=2),
+    "glm4": dict(head_dim=128, num_key_value_heads=2),
+    "ernie4_5": dict(head_dim=128, num_key_value_heads=2, rope_theta=500000.0),
+    "mixtral": dict(num_key_value_heads=8, rope_theta=1e6),
+    "dots1": dict(sliding_window=4096, max_window_layers=62),
+    "exaone4": dict(sliding_window=4096, sliding_window_pattern=4),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -142,14 +173,14 @@ class DecoderConfig:
         return self.windows[layer % len(self.windows)] if self.windows else None
 
 
-def activation_kind(name: str) -> str:
-    """An activation under our name for it."""
-    return "gelu_tanh" if "tanh" in name or name in ("gelu_new", "gelu_fast") else name
-
-
 def with_defaults(found: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     """Settings, with those of a family where a key is missing or null."""
     return {**found, **{key: value for key, value in defaults.items() if found.get(key) is None}}
+
+
+def meant(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, with what a family means by keys that are missing; what is null is none."""
+    return {**MEANT.get(str(found.get("model_type")), {}), **found}
 
 
 def from_json(found: dict[str, Any]) -> DecoderConfig:
@@ -157,23 +188,29 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
     family = found.get("model_type", "")
     if family == "gemma3" and "text_config" in found:
         found = {**mapping(found, "text_config"), "model_type": "gemma3_text"}
+    found = meant(found)
+    if found.get("use_bidirectional_attention"):
+        raise FileError(
+            "the configuration has use_bidirectional_attention = True, decoders look back only", code="F140"
+        )
     heads, layers, hidden = (whole(found, k) for k in ("num_attention_heads", "num_hidden_layers", "hidden_size"))
     head_dim = whole(found, "head_dim", hidden // heads)
     gemma = family.startswith("gemma")
     rotary = mapping(found, "rope_parameters")
     rotary = rotary if rotary.get("partial_rotary_factor") else found
     n_rot = int(head_dim * min(real(rotary, "partial_rotary_factor", 1.0), 1.0)) // 2 * 2
-    full, local = _ropes(found, n_rot)
-    every = of_layers(found, "no_rope_layers", layers)
+    full, local = _ropes(family, found, n_rot)
+    every = _rotary_layers(found, layers)
     scalar = optional_real(found, "query_pre_attn_scalar")
-    act = text(found, "hidden_activation", text(found, "hidden_act", "gelu_pytorch_tanh" if gemma else "silu"))
+    key = "hidden_activation" if found.get("hidden_activation") is not None else "hidden_act"
+    act = activation_of(found, key, "gelu_pytorch_tanh" if gemma else "silu")
     if family == "gemma" and act == "gelu":
-        act = "gelu_pytorch_tanh"  # what the released weights were trained with
+        act = "gelu_tanh"  # what the released weights were trained with
     eps = next((key for key in EPS if found.get(key) is not None), EPS[0])
     return DecoderConfig(
         family, whole(found, "vocab_size"), hidden, layers, heads, whole(found, "num_key_value_heads", heads),
         head_dim, whole(found, "intermediate_size"), whole(found, "max_position_embeddings", 2048),
-        eps=real(found, eps, 1e-6), activation=activation_kind(act),
+        eps=real(found, eps, 1e-6), activation=act,
         n_rot=n_rot, rope=full, local_rope=local, windows=_windows(family, found, layers),
         rope_layers=tuple(bool(t) for t in every) if every else (),
         norm_offset=1.0 if gemma else 0.0, embedding_scale=math.sqrt(hidden) if gemma else 1.0,
@@ -193,9 +230,14 @@ def listed_json(found: dict[str, Any]) -> DecoderConfig:
 
 def _windows(family: str, found: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
     """The keys that layers see, in turn; empty where all see all."""
-    if found.get("sliding_window") is None or (family == "qwen2" and not found.get("use_sliding_window")):
+    if found.get("sliding_window") is None or (family in ASKED_WINDOWS and not found.get("use_sliding_window")):
         return ()
     window, kinds = whole(found, "sliding_window"), of_layers(found, "layer_types", layers)
+    if kinds is None and found.get("max_window_layers") is not None:
+        first = whole(found, "max_window_layers", least=0)  # the layers before it see all
+        return tuple(window if i >= first else None for i in range(layer_count(found)))
+    if kinds is None and family == "smollm3":
+        return tuple(None if rotates else window for rotates in _rotary_layers(found, layers) or ())
     pattern = found.get("sliding_window_pattern")
     if kinds is None and isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return tuple(window if kind == "L" else None for kind in pattern)
@@ -206,7 +248,16 @@ def _windows(family: str, found: Mapping[str, Any], layers: int) -> tuple[int | 
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _ropes(found: dict[str, Any], n_rot: int) -> tuple[RopeConfig, RopeConfig | None]:
+def _rotary_layers(found: Mapping[str, Any], layers: int) -> Sequence[Any] | None:
+    """Whether each layer has rotary positions, where some may have none."""
+    every = of_layers(found, "no_rope_layers", layers)
+    if every is None and found.get("no_rope_layer_interval") is not None:
+        step = whole(found, "no_rope_layer_interval")
+        return [(i + 1) % step != 0 for i in range(layer_count(found))]
+    return every
+
+
+def _ropes(family: str, found: dict[str, Any], n_rot: int) -> tuple[RopeConfig, RopeConfig | None]:
     """The rope of full layers, and of local ones where the model tells them apart."""
     given = mapping(found, "rope_parameters")
     if "full_attention" in given:
@@ -214,7 +265,7 @@ def _ropes(found: dict[str, Any], n_rot: int) -> tuple[RopeConfig, RopeConfig | 
         is_split = "sliding_attention" in given
         return full, _rope(mapping(given, "sliding_attention"), found, n_rot) if is_split else None
     settings = {"rope_theta": found.get("rope_theta"), **mapping(found, "rope_scaling"), **given}
-    base = optional_real(found, "rope_local_base_freq")
+    base = optional_real(found, "rope_theta" if family == "olmo3" else "rope_local_base_freq")
     return _rope(settings, found, n_rot), RopeConfig(base) if base else None
 
 

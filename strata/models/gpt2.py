@@ -7,8 +7,9 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.cached import DECODERS, CachedGraph, CacheSizes, DecoderFamily, Layout, Slot, kv_slots
-from strata.models.config_values import real, text, whole
+from strata.models.config_values import real, whole
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
 
@@ -25,6 +26,14 @@ class Gpt2Config:
     eps: float
     activation: str
     family: str = "gpt2"
+    is_scaled: bool = True  # scores, by the root of a head's size
+    is_scaled_by_layer: bool = False  # and by the number of the layer
+
+    def score_scale(self, layer: int) -> float | None:
+        """What scores of a layer are multiplied by; None is the usual."""
+        if self.is_scaled and not self.is_scaled_by_layer:
+            return None
+        return (self.head_dim**-0.5 if self.is_scaled else 1.0) / (layer + 1 if self.is_scaled_by_layer else 1)
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Gpt2Config:
@@ -32,7 +41,10 @@ class Gpt2Config:
         made = cls(
             whole(found, "vocab_size"), hidden, whole(found, "n_layer"), whole(found, "n_head"),
             whole(found, "n_inner", 4 * hidden), whole(found, "n_positions"),
-            real(found, "layer_norm_epsilon", 1e-5), text(found, "activation_function", "gelu_new"),
+            real(found, "layer_norm_epsilon", 1e-5),
+            activation_of(found, "activation_function", "gelu_new"),
+            is_scaled=bool(found.get("scale_attn_weights", True)),
+            is_scaled_by_layer=bool(found.get("scale_attn_by_inverse_layer_idx", False)),
         )  # fmt: skip
         if hidden % made.heads:
             raise FileError(f"the configuration has {hidden} features for {made.heads} heads", code="F140")
@@ -72,7 +84,6 @@ class Gpt2Graph(CachedGraph):
 
     def layer(self, x: Value, number: int) -> Value:
         c, at = self.config, f"h.{number}."
-        act = "gelu_tanh" if c.activation in ("gelu_new", "gelu_pytorch_tanh") else c.activation
         both = self.linear(
             self.layer_norm(x, f"{at}ln_1", c.hidden, c.eps),
             f"{at}attn.c_attn",
@@ -81,11 +92,12 @@ class Gpt2Graph(CachedGraph):
             transposed=False,
         )
         q, k, v = (ops.narrow(both, -1, i * c.hidden, c.hidden) for i in range(3))
-        x = x + self.linear(self.attend(number, q, k, v), f"{at}attn.c_proj", c.hidden, c.hidden, transposed=False)
+        mixed = self.attend(number, q, k, v, scale=c.score_scale(number))
+        x = x + self.linear(mixed, f"{at}attn.c_proj", c.hidden, c.hidden, transposed=False)
         y = self.linear(
             self.layer_norm(x, f"{at}ln_2", c.hidden, c.eps), f"{at}mlp.c_fc", c.inner, c.hidden, transposed=False
         )
-        return x + self.linear(ops.activation(y, act), f"{at}mlp.c_proj", c.hidden, c.inner, transposed=False)
+        return x + self.linear(activated(y, c.activation), f"{at}mlp.c_proj", c.hidden, c.inner, transposed=False)
 
     def build(self) -> Gpt2Graph:
         c = self.config

@@ -10,8 +10,9 @@ import numpy as np
 from strata.core import f32
 from strata.io import GgufTensor
 from strata.mir import Value
+from strata.models.blocks.activations import activated
 from strata.models.cached import DECODERS, CachedGraph, CacheSizes, DecoderFamily, Layout
-from strata.models.decoder_config import FAMILIES, SQUARED, DecoderConfig, from_json
+from strata.models.decoder_config import FAMILIES, DecoderConfig, from_json
 from strata.models.weights import Weights, ops, without_prefix
 
 GGUF_NAMES = {
@@ -128,12 +129,7 @@ class LlamaGraph(CachedGraph):
         return self.linear(self.activated(gate) * up, f"{at}down_proj", c.hidden, c.inner)
 
     def activated(self, x: Value) -> Value:
-        kind = self.config.activation
-        if kind == SQUARED:
-            x = ops.relu(x)
-            return x * x
-        found: Value = ops.activation(x, kind)
-        return found
+        return activated(x, self.config.activation)
 
     def layer(self, x: Value, number: int) -> Value:
         c, at = self.config, f"layers.{number}."
@@ -165,6 +161,8 @@ class LlamaGraph(CachedGraph):
         c = self.config
         head = "embed_tokens" if c.is_tied and not self.has("lm_head.weight") else "lm_head"
         logits = self.linear(self.norm(x, "norm", c.hidden), head, c.vocab, c.hidden)
+        if head != "lm_head" and self.has("lm_head.bias"):
+            logits = logits + self.param("lm_head.bias", (c.vocab,))
         return logits if c.logit_cap is None else ops.tanh(logits / c.logit_cap) * c.logit_cap
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.config_values import mapping, of_layers, real, text, whole
 from strata.models.decoder_config import RopeConfig
 from strata.models.weights import WeightBuilder, Weights, check_layers, check_shapes, ops, without_prefix
@@ -49,12 +50,12 @@ class ModernBertConfig:
         made = cls(
             whole(found, "vocab_size"), whole(found, "hidden_size"), layers, whole(found, "num_attention_heads"),
             whole(found, "intermediate_size"), whole(found, "max_position_embeddings", 8192),
-            real(found, "norm_eps", 1e-5), text(found, "hidden_activation", "gelu"),
+            real(found, "norm_eps", 1e-5), activation_of(found, "hidden_activation"),
             () if kinds is None else tuple(k == "sliding_attention" for k in kinds),
             whole(found, "local_attention", 128) // 2,
             real(full, "rope_theta", real(found, "global_rope_theta", 160000.0)),
             real(local, "rope_theta", real(found, "local_rope_theta", 10000.0)), labels=labels,
-            is_per_token=labels_tokens(found), head_activation=text(found, "classifier_activation", "gelu"),
+            is_per_token=labels_tokens(found), head_activation=activation_of(found, "classifier_activation"),
             head_pooling=text(found, "classifier_pooling", "cls"), period=period,
         )  # fmt: skip
         if made.hidden % (2 * made.heads):
@@ -130,12 +131,12 @@ class ModernBertGraph(WeightBuilder):
         x = x + self.linear(mixed, f"{at}attn.Wo", c.hidden, c.hidden)
         wide = self.linear(self.layer_norm(x, f"{at}mlp_norm", c.hidden, c.eps), f"{at}mlp.Wi", 2 * c.inner, c.hidden)
         inner, gate = (ops.narrow(wide, -1, i * c.inner, c.inner) for i in range(2))
-        return x + self.linear(ops.activation(inner, c.activation) * gate, f"{at}mlp.Wo", c.hidden, c.inner)
+        return x + self.linear(activated(inner, c.activation) * gate, f"{at}mlp.Wo", c.hidden, c.inner)
 
     def head(self, x: Value) -> Value:
         """What stands before a classifier or a decoder."""
         c = self.config
-        y = ops.activation(self.linear(x, "head.dense", c.hidden, c.hidden), c.head_activation)
+        y = activated(self.linear(x, "head.dense", c.hidden, c.hidden), c.head_activation)
         return self.layer_norm(y, "head.norm", c.hidden, c.eps)
 
     def words(self, x: Value) -> Value:

@@ -11,6 +11,7 @@ import numpy as np
 from strata.core import f32, i32
 from strata.mir import Value, constant
 from strata.models.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.config_values import mapping, real, text, whole
 from strata.models.decoder_config import RopeConfig
 from strata.models.modernbert import labels_tokens
@@ -69,8 +70,10 @@ class RotaryConfig(BertConfig):
         ropes = mapping(found, "rope_parameters")
         default = real(found, "rotary_emb_base", 1000.0) if family == "nomic_bert" else 160000.0
         hidden = whole(found, "hidden_size")
-        act = text(found, "hidden_act", "silu" if family == "nomic_bert" else "gelu")
-        act = {"swiglu": "silu"}.get(text(found, "activation_function", act), act)
+        act = activation_of(found, default="silu" if family == "nomic_bert" else "gelu")
+        named = text(found, "activation_function", "")
+        if named:
+            act = "silu" if named == "swiglu" else activation_of(found, "activation_function")
         return cls(
             family, whole(found, "vocab_size"), hidden, whole(found, "num_hidden_layers"),
             whole(found, "num_attention_heads"), whole(found, "intermediate_size", 4 * hidden),
@@ -119,7 +122,7 @@ class RotaryGraph(BertGraph):
 
     def inner(self, x: Value, at: str) -> Value:
         c = self.config
-        gate = ops.activation(self.linear(x, f"{at}mlp.gate_proj", c.inner, c.hidden), c.activation)
+        gate = activated(self.linear(x, f"{at}mlp.gate_proj", c.inner, c.hidden), c.activation)
         return gate * self.linear(x, f"{at}mlp.up_proj", c.inner, c.hidden)
 
 

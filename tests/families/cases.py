@@ -156,6 +156,9 @@ CASES: dict[str, Case] = {
     "mt5": Case("MT5ForConditionalGeneration", T5, sources, MADE, tokens=True),
     "umt5": Case("UMT5ForConditionalGeneration", T5, sources, MADE, tokens=True),
     "bart": Case("BartForConditionalGeneration", BART, sources, MADE, tokens=True),
+    "bart, untied": Case(
+        "BartForConditionalGeneration", {**BART, "tie_word_embeddings": False}, sources, MADE, tokens=True
+    ),
     "mbart": Case("MBartForConditionalGeneration", {**BART, "scale_embedding": True}, sources, MADE, tokens=True),
     "whisper": Case("WhisperForConditionalGeneration", WHISPER, speech, MADE, generation=SPOKEN),
     "wav2vec2": Case("Wav2Vec2ForCTC", WAVES, waveforms, ("logits",)),
@@ -166,6 +169,7 @@ CASES: dict[str, Case] = {
     "resnet": Case("ResNetForImageClassification", RESNET, images(64, 48), ("logits",)),
     "resnet, basic": Case("ResNetModel", {**RESNET, "layer_type": "basic", "downsample_in_first_stage": True},
                           images(48, 64), STATES),
+    "resnet, silu": Case("ResNetForImageClassification", {**RESNET, "hidden_act": "silu"}, images(64, 48), ("logits",)),
     "convnext": Case("ConvNextForImageClassification", CONVNEXT, images(64, 96), ("logits",)),
     "convnextv2": Case("ConvNextV2ForImageClassification", CONVNEXT, images(64, 64), ("logits",)),
     "segformer": Case("SegformerForSemanticSegmentation", SEGFORMER, images(64, 96), ("logits",)),

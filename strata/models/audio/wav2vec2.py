@@ -12,7 +12,8 @@ from strata.errors import FileError
 from strata.mir import Value
 from strata.models.audio.ctc import CtcSettings, CtcSpeech
 from strata.models.base import Folder
-from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, activated, activation_of
+from strata.models.blocks.activations import activated, activation_of
+from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder
 from strata.models.config_values import real, whole
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 

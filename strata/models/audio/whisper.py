@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,6 @@ class WhisperConfig:
     bands: int
     sources: int  # positions of the encoder, each of two frames
     positions: int
-    scale: float
     encoder: LayerSizes
     decoder: LayerSizes
 
@@ -39,7 +37,7 @@ class WhisperConfig:
         return cls(
             vocab=whole(found, "vocab_size", 51865), bands=whole(found, "num_mel_bins", 80),
             sources=whole(found, "max_source_positions", 1500), positions=whole(found, "max_target_positions", 448),
-            scale=math.sqrt(encoder.hidden) if found.get("scale_embedding") else 1.0, encoder=encoder, decoder=decoder,
+            encoder=encoder, decoder=decoder,
         )  # fmt: skip
 
 
@@ -74,7 +72,7 @@ class WhisperDecoder(CrossGraph):
         c, h = self.config, self.config.decoder.hidden
         x = self.embedding(self.ids, "decoder.embed_tokens.weight", c.vocab, h)
         places = self.param("decoder.embed_positions.weight", (c.positions, h))
-        x = (x * c.scale if c.scale != 1.0 else x) + ops.take(places, self.positions, axis=0)
+        x = x + ops.take(places, self.positions, axis=0)  # scale_embedding has no effect in transformers, either
         for i in range(c.decoder.layers):
             x = self.cross_layer(x, i, DECODER, c.decoder)
         x = self.layer_norm(self.asked(x), "decoder.layer_norm", h, c.decoder.eps)

@@ -8,26 +8,9 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.config_values import MOST, text, whole
+from strata.models.blocks.activations import activated, activation_of
+from strata.models.config_values import MOST, whole
 from strata.models.weights import WeightBuilder, ops
-
-ACTIVATIONS = {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "gelu_python": "gelu", "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
-    "relu6": "relu6", "sigmoid": "sigmoid", "leaky_relu": "leaky_relu", "mish": "mish", "linear": "linear",
-}  # fmt: skip
-
-
-def activation_of(found: Mapping[str, Any], key: str = "hidden_act", default: str = "gelu") -> str:
-    """The activation that a configuration names, under our name for it."""
-    name = text(found, key, default)
-    if name not in ACTIVATIONS:
-        raise FileError(f"the configuration has {key} = {name!r}, none of {', '.join(ACTIVATIONS)}", code="F140")
-    return ACTIVATIONS[name]
-
-
-def activated(x: Value, kind: str) -> Value:
-    return x if kind == "linear" else ops.activation(x, kind)
 
 
 @dataclass(frozen=True, kw_only=True)

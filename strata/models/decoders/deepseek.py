@@ -13,7 +13,7 @@ from typing import Any
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily, Slot
 from strata.models.config_values import mapping, optional_real, real, whole
-from strata.models.decoder_config import listed_json, with_defaults, yarn_scale
+from strata.models.decoder_config import listed_json, meant, with_defaults, yarn_scale
 from strata.models.decoders.moe import MoeConfig, MoeGraph, moe_fields, stacked
 from strata.models.weights import Weights, check_layers, check_shapes, ops
 
@@ -57,7 +57,7 @@ def score_scale(found: Mapping[str, Any], size: int) -> float:
 def deepseek_config(found: dict[str, Any]) -> DeepseekConfig:
     """From config.json of V2 or V3."""
     third = found.get("model_type") != "deepseek_v2"
-    found = with_defaults(found, rms_norm_eps=1e-6, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    found = with_defaults(meant(found), rms_norm_eps=1e-6, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
     rank, plain, rotated = (whole(found, k) for k in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"))
     made = listed_json({**found, "head_dim": rotated, "num_key_value_heads": 1})
     dense = whole(found, "first_k_dense_replace", 3 if third else 0, least=0)

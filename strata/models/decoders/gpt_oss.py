@@ -23,7 +23,14 @@ class GptOssConfig(MoeConfig):
     limit: float = 7.0  # of what comes out of an expert's first matrix
 
 
+# the rope of a config.json that says nothing about it
+ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, rope_theta=150000.0,
+            original_max_position_embeddings=4096)  # fmt: skip
+
+
 def gpt_oss_config(found: dict[str, Any]) -> GptOssConfig:
+    if found.get("rope_scaling") is None:
+        found = with_defaults(found, rope_parameters=ROPE)
     made = listed_json(with_defaults(found, rms_norm_eps=1e-5, head_dim=64, sliding_window_pattern=2))
     fields = moe_fields(found, made.layers, inner="intermediate_size", alpha=real(found, "swiglu_alpha", 1.702),
                         limit=real(found, "swiglu_limit", 7.0))  # fmt: skip

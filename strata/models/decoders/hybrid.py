@@ -155,9 +155,9 @@ class BambaGraph(HybridGraph):
         c, at = self.config, f"layers.{layer}.mamba."
         heads = c.state_heads
         found, gate = self.heads_mixed(
-            x, at, layer, heads, c.mixed // heads, c.state, c.groups_of_state, c.kernel, c.limits
+            x, at, layer, heads, c.mixed // heads, c.state, c.groups_of_state, c.kernel, c.limits, c.activation
         )
-        y = self.gated_norm(found, ops.activation(gate, c.activation), f"{at}norm", c.groups_of_state, c.eps)
+        y = self.gated_norm(found, ops.silu(gate), f"{at}norm", c.groups_of_state, c.eps)
         return self.linear(y, f"{at}out_proj", c.hidden, c.mixed)
 
 

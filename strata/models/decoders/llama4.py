@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata.core import f32, i64
+from strata.errors import FileError
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
 from strata.models.config_values import layer_count, mapping, of_layers, real, whole, wholes
@@ -30,8 +31,11 @@ def llama4_config(found: dict[str, Any]) -> Llama4Config:
     layers = layer_count(found)
     every = whole(found, "no_rope_layer_interval", 4)
     rope_layers = of_layers(found, "no_rope_layers", layers) or [(i + 1) % every != 0 for i in range(layers)]
+    kinds = of_layers(found, "layer_types", layers)
+    if kinds is not None and [kind == "chunked_attention" for kind in kinds] != [bool(r) for r in rope_layers]:
+        raise FileError("the configuration has layer_types in chunks where no_rope_layers says otherwise", code="F140")
     dense = {**found, "intermediate_size": whole(found, "intermediate_size_mlp"), "no_rope_layers": [*rope_layers]}
-    made = from_json(with_defaults(dense, rms_norm_eps=1e-5, head_dim=128))
+    made = from_json(with_defaults(dense, rms_norm_eps=1e-5, head_dim=128, rope_theta=500000.0))
     step, named = whole(found, "interleave_moe_layer_step", 1), wholes(found, "moe_layers")
     chosen = range(step - 1, layers, step) if named is None else named
     fields = moe_fields(

@@ -9,8 +9,9 @@ from typing import Any
 from strata.errors import FileError
 from strata.io import GgufTensor
 from strata.mir import Value
+from strata.models.blocks.activations import activation_of
 from strata.models.cached import DECODERS, CacheSizes, DecoderFamily, Layout, Slot
-from strata.models.config_values import layer_count, real, text, whole
+from strata.models.config_values import layer_count, real, whole
 from strata.models.decoders.recurrent import ENDLESS, RecurrentGraph, step_limits
 from strata.models.weights import Weights, check_layers, check_shapes, np, ops, without_prefix
 
@@ -70,7 +71,7 @@ def mamba_config(found: dict[str, Any]) -> MambaConfig:
         whole(found, "state_size", 128 if family == "mamba2" else 16), whole(found, "conv_kernel", 4),
         rank=-(-hidden // 16) if rank == "auto" else whole(found, "time_step_rank"),
         heads=whole(found, "num_heads", 128) if family == "mamba2" else 1, groups=whole(found, "n_groups", 1),
-        eps=real(found, "layer_norm_epsilon", 1e-5), activation=text(found, "hidden_act", "silu"),
+        eps=real(found, "layer_norm_epsilon", 1e-5), activation=activation_of(found, default="silu"),
         mixer_eps=real(found, "mixer_rms_eps", 1e-6) if family == "falcon_mamba" else None,
         limits=step_limits(found),
     )  # fmt: skip
@@ -113,8 +114,8 @@ class Mamba2Graph(MambaGraph):
     def mixer(self, x: Value, layer: int) -> Value:
         c, at = self.config, f"layers.{layer}.mixer."
         found, gate = self.heads_mixed(x, at, layer, c.heads, c.inner // c.heads, c.state, c.groups, c.kernel,
-                                       c.limits)  # fmt: skip
-        y = self.gated_norm(found, ops.activation(gate, c.activation), f"{at}norm", c.groups, c.eps)
+                                       c.limits, c.activation)  # fmt: skip
+        y = self.gated_norm(found, ops.silu(gate), f"{at}norm", c.groups, c.eps)
         return self.linear(y, f"{at}out_proj", c.hidden, c.inner)
 
 

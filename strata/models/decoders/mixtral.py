@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strata.mir import Value
@@ -34,10 +34,13 @@ def sparse_layers(found: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
 
 
 def qwen_config(found: dict[str, Any]) -> MoeConfig:
-    """From config.json of a Qwen2 or 3 MoE. A window is used where the configuration says so."""
-    window = found.get("sliding_window") if found.get("use_sliding_window") else None
-    made = listed_json({**found, "sliding_window": window})
+    """From config.json of a Qwen2 or 3 MoE."""
     second = found.get("model_type") == "qwen2_moe"
+    made = listed_json(found)
+    if second and made.windows and not found.get("layer_types"):  # of the first layers every other one has a window
+        last, window = whole(found, "max_window_layers", 28, least=0), whole(found, "sliding_window")
+        sees = tuple(window if i % 2 == 0 and i < last else None for i in range(made.layers))
+        made = replace(made, windows=sees)
     fields = moe_fields(
         found, made.layers, renormalize=bool(found.get("norm_topk_prob", False)),
         shared_inner=whole(found, "shared_expert_intermediate_size") if second else 0,

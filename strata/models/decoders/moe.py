@@ -17,7 +17,7 @@ from strata.core import i64, sym
 from strata.errors import FileError
 from strata.mir import Graph, Value
 from strata.models.config_values import whole
-from strata.models.decoder_config import DecoderConfig
+from strata.models.decoder_config import DecoderConfig, meant
 from strata.models.decoders.expert_weights import ExpertStack
 from strata.models.generating.stages import ExpertCut
 from strata.models.llama import LlamaGraph, plain_names
@@ -45,6 +45,7 @@ class MoeConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = 0 < self.chosen <= self.experts and self.expert_inner > 0 and self.groups >= self.chosen_groups > 0
+        fits = fits and self.chosen <= self.experts // self.groups * self.chosen_groups
         if not fits or self.experts % self.groups or len(self.sparse) != self.layers:
             raise FileError(
                 f"the configuration of the {self.family} makes no sense: {self.chosen} of {self.experts} experts, "
@@ -59,6 +60,7 @@ def moe_fields(
     found: Mapping[str, Any], layers: int, *, inner: str = "moe_intermediate_size", **own: Any
 ) -> dict[str, Any]:
     """The fields of `MoeConfig` that all families have keys for."""
+    found = meant(found)
     count = next((key for key in COUNTS if found.get(key) is not None), COUNTS[0])
     chosen = "moe_k" if found.get("moe_k") is not None else "num_experts_per_tok"
     common = dict(experts=whole(found, count), chosen=whole(found, chosen, 2), expert_inner=whole(found, inner))

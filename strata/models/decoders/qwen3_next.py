@@ -7,6 +7,7 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
+from strata.models.blocks.activations import activated
 from strata.models.cached import DECODERS, DecoderFamily
 from strata.models.config_values import of_layers, whole
 from strata.models.decoder_config import listed_json, with_defaults
@@ -77,7 +78,7 @@ class Qwen3NextGraph(HybridGraph):
         rates = ops.reshape(rates, (*rows, c.key_heads, 2 * share))
         b, a = (ops.reshape(ops.narrow(rates, 3, i * share, share), (*rows, c.value_heads)) for i in range(2))
         mixed = ops.concat(flat[:3], -1)
-        mixed = ops.activation(self.short_conv(mixed, f"{at}conv1d", f"conv{layer}", c.kernel), c.activation)
+        mixed = activated(self.short_conv(mixed, f"{at}conv1d", f"conv{layer}", c.kernel), c.activation)
         wide = c.key_heads * c.key_dim
         q, k = (self.of_value_heads(ops.narrow(mixed, -1, i * wide, wide), share) for i in range(2))
         v = ops.reshape(ops.narrow(mixed, -1, 2 * wide, c.value_heads * c.value_dim),

@@ -8,6 +8,7 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
+from strata.models.blocks.activations import activated
 from strata.models.cached import CachedGraph
 from strata.models.weights import ops
 
@@ -94,7 +95,7 @@ class RecurrentGraph(CachedGraph):
         hidden = int(x.shape[-1])
         both = self.linear(x, f"{at}in_proj", 2 * inner, hidden)
         x, gate = (ops.narrow(both, -1, i * inner, inner) for i in range(2))
-        x = ops.activation(self.short_conv(x, f"{at}conv1d", f"conv{layer}", kernel), activation)
+        x = activated(self.short_conv(x, f"{at}conv1d", f"conv{layer}", kernel), activation)
         sizes = (rank, state, state)
         packed = self.linear(x, f"{at}x_proj", sum(sizes), inner)
         parts = [ops.narrow(packed, -1, sum(sizes[:i]), n) for i, n in enumerate(sizes)]
@@ -103,19 +104,19 @@ class RecurrentGraph(CachedGraph):
         delta = ops.softplus(self.linear(parts[0], f"{at}dt_proj", inner, rank))
         rates = -ops.exp(self.param(f"{at}A_log", (inner, state)))
         y = self.selective_scan(x, delta, rates, parts[1], parts[2], f"state{layer}")
-        y = (y + x * self.param(f"{at}D", (inner,))) * ops.activation(gate, activation)
+        y = (y + x * self.param(f"{at}D", (inner,))) * ops.silu(gate)  # whatever the activation is
         return self.linear(y, f"{at}out_proj", hidden, inner)
 
     def heads_mixed(
         self, x: Value, at: str, layer: int, heads: int, size: int, state: int, groups: int, kernel: int,
-        limits: tuple[float, float],
+        limits: tuple[float, float], activation: str,
     ) -> tuple[Value, Value]:  # fmt: skip
         """The mixer of Mamba-2 up to its norm: what heads give, and the gate, both [B, S, heads · size]."""
         inner, hidden = heads * size, int(x.shape[-1])
         sizes = (inner, inner + 2 * groups * state, heads)
         packed = self.linear(x, f"{at}in_proj", sum(sizes), hidden)
         gate, mixed, step = (ops.narrow(packed, -1, sum(sizes[:i]), n) for i, n in enumerate(sizes))
-        mixed = ops.silu(self.short_conv(mixed, f"{at}conv1d", f"conv{layer}", kernel))
+        mixed = activated(self.short_conv(mixed, f"{at}conv1d", f"conv{layer}", kernel), activation)
         rows = (self.batch, self.count)
         values = ops.reshape(ops.narrow(mixed, -1, 0, inner), (*rows, heads, size))
         keys = []

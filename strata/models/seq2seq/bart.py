@@ -51,7 +51,8 @@ class BartBlocks(TransformerBuilder):
     def embedded(self, ids: Value, half: str, places: Value | None, length: Any) -> Value:
         """Embeddings of tokens and positions, normalised; `places` are those of the tokens, or they come from 0."""
         c, h = self.config, self.config.encoder.hidden
-        x = self.embedding(ids, "shared.weight", c.vocab, h)
+        own = f"{half}.embed_tokens.weight"  # where the tables are not tied
+        x = self.embedding(ids, own if self.has(own) else "shared.weight", c.vocab, h)
         table = self.param(f"{half}.embed_positions.weight", (c.positions + OFFSET, h))
         at = ops.narrow(table, 0, OFFSET, length) if places is None else ops.take(table, places + OFFSET, axis=0)
         x = (x * c.scale if c.scale != 1.0 else x) + at

@@ -11,7 +11,7 @@ import numpy as np
 from strata.core import bool_, i32, i64, sym
 from strata.mir import Value, constant
 from strata.models.base import Folder
-from strata.models.blocks.transformer import activation_of
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.cached import CacheSizes
 from strata.models.config_values import MOST_PLACES, real, text, whole
 from strata.models.seq2seq.graphs import CrossGraph, CrossSizes
@@ -92,9 +92,7 @@ class T5Blocks(WeightBuilder):
         c, normed = self.config, self.norm(x, f"{at}layer_norm")
         at = f"{at}DenseReluDense."
         inner = [self.linear(normed, at + n, c.inner, c.hidden) for n in (("wi_0", "wi_1") if c.is_gated else ("wi",))]
-        made = (
-            ops.activation(inner[0], c.activation) * inner[1] if c.is_gated else ops.activation(inner[0], c.activation)
-        )
+        made = activated(inner[0], c.activation) * inner[1] if c.is_gated else activated(inner[0], c.activation)
         return x + self.linear(made, f"{at}wo", c.hidden, c.inner)
 
     def bias(self, half: str, layer: int, distance: Value, *, both: bool) -> Value:

@@ -8,7 +8,8 @@ from typing import Any
 
 from strata.core import bool_, f32, i32, sym
 from strata.mir import Value
-from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, activation_of, pair
+from strata.models.blocks.activations import activation_of
+from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder, pair
 from strata.models.config_values import real, whole
 from strata.models.weights import Weights, ops
 

@@ -8,8 +8,8 @@ from typing import Any
 from strata.core import Dim
 from strata.mir import Value
 from strata.models.base import Folder
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of, stages_of
-from strata.models.blocks.transformer import activated, activation_of
 from strata.models.config_values import real, whole
 from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix

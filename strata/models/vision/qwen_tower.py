@@ -9,7 +9,8 @@ from typing import Any
 from strata.core import f32, i32, sym
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.blocks.transformer import TransformerBuilder, activated, activation_of
+from strata.models.blocks.activations import activated, activation_of
+from strata.models.blocks.transformer import TransformerBuilder
 from strata.models.config_values import mapping, real, whole, wholes
 from strata.models.weights import Weights, ops
 

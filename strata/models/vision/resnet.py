@@ -8,8 +8,8 @@ from typing import Any
 from strata.core import Dim
 from strata.mir import Value
 from strata.models.base import Folder
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.blocks.convolution import ConvolutionBuilder, sizes_of, stages_of
-from strata.models.blocks.transformer import activated, activation_of
 from strata.models.config_values import text, whole
 from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
@@ -32,21 +32,23 @@ class ResNetGraph(ConvolutionBuilder):
                                             ("downsample_in_bottleneck", "downsample_in_first_stage"))  # fmt: skip
         self.activation = activation_of(found, default="relu")
 
-    def step(self, x: Value, at: str, channels: int, kernel: int, stride: int = 1, *, active: bool = True) -> Value:
-        """A convolution and its norm."""
+    def step(
+        self, x: Value, at: str, channels: int, kernel: int, stride: int = 1, *, active: bool = True, kind: str = ""
+    ) -> Value:  # fmt: skip
+        """A convolution, its norm, and the configuration's activation, or one of another kind."""
         y = self.conv(x, f"{at}.convolution", channels, kernel, stride=stride, padding=kernel // 2)
         y = self.batch_norm(y, f"{at}.normalization")
-        return activated(y, self.activation) if active else y
+        return activated(y, kind or self.activation) if active else y
 
     def block(self, x: Value, at: str, channels: int, stride: int) -> Value:
-        """Two or three convolutions, added to x."""
+        """Two or three convolutions, added to x; within a block the activation is always relu."""
         if self.is_narrow:
             strides = (stride, 1) if self.is_early else (1, stride)
-            y = self.step(x, f"{at}.layer.0", channels // 4, 1, strides[0])
-            y = self.step(y, f"{at}.layer.1", channels // 4, 3, strides[1])
+            y = self.step(x, f"{at}.layer.0", channels // 4, 1, strides[0], kind="relu")
+            y = self.step(y, f"{at}.layer.1", channels // 4, 3, strides[1], kind="relu")
             y = self.step(y, f"{at}.layer.2", channels, 1, active=False)
         else:
-            y = self.step(x, f"{at}.layer.0", channels, 3, stride)
+            y = self.step(x, f"{at}.layer.0", channels, 3, stride, kind="relu")
             y = self.step(y, f"{at}.layer.1", channels, 3, active=False)
         return activated(y + self.shortcut(x, at, channels, stride), self.activation)
 

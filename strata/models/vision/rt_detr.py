@@ -11,9 +11,10 @@ from strata.core import Dim
 from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.base import Folder
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.blocks.convolution import sizes_of
 from strata.models.blocks.positions import first_boxes, grid_places, sampled
-from strata.models.blocks.transformer import LayerSizes, activated, activation_of
+from strata.models.blocks.transformer import LayerSizes
 from strata.models.config_values import mapping, real, whole, wholes
 from strata.models.vision.detection import OWN, DetectionModel, DetectorGraph
 from strata.models.vision.images import ImageSettings
@@ -169,6 +170,8 @@ def load(folder: Folder) -> DetectionModel:
         check_layers("rt_detr", whole(found, key, usual, least=0), weights, at)
     sizes_of(mapping(found, "backbone_config"), "depths", [3, 4, 6, 3])
 
+    if found.get("normalize_before"):
+        raise FileError("rt_detr: norms before attention (normalize_before = true) are not read", code="F140")
     settings = ImageSettings.from_folder(folder.path, IMAGES)
     made = DetectionModel(partial(RtDetrGraph, found, weights), settings, labels=labels_of(found), device=folder.device)
     made.is_focal = bool(found.get("use_focal_loss", True))

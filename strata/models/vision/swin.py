@@ -11,9 +11,10 @@ from strata.core import Dim
 from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.base import Folder
+from strata.models.blocks.activations import activation_of
 from strata.models.blocks.convolution import sizes_of
 from strata.models.blocks.patches import PatchBuilder
-from strata.models.blocks.transformer import LayerNames, LayerSizes, activation_of, pair
+from strata.models.blocks.transformer import LayerNames, LayerSizes, pair
 from strata.models.blocks.windows import WindowCut, log_distances, padded, relative_places, unit
 from strata.models.config_values import real, whole, wholes
 from strata.models.vision.images import MOST_SIDE

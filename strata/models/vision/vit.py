@@ -9,9 +9,10 @@ from typing import Any
 from strata.core import Dim
 from strata.mir import Value
 from strata.models.base import Folder
+from strata.models.blocks.activations import activated, activation_of
 from strata.models.blocks.patches import PatchBuilder
-from strata.models.blocks.transformer import LayerNames, LayerSizes, activation_of, pair
-from strata.models.config_values import real, text, whole
+from strata.models.blocks.transformer import LayerNames, LayerSizes, pair
+from strata.models.config_values import real, whole
 from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
@@ -61,7 +62,7 @@ class VitConfig:
             family=family, sizes=sizes, image=pair(found, "image_size", 224), patch=pair(found, "patch_size", 16),
             tokens=("cls_token", "distillation_token") if family == "deit" else ("cls_token",),
             registers=whole(found, "num_register_tokens", 4, least=0) if family.endswith("registers") else 0,
-            is_gated=gated, pooler_activation=text(found, "pooler_act", "tanh"),
+            is_gated=gated, pooler_activation=activation_of(found, "pooler_act", "tanh"),
             pooler_size=whole(found, "pooler_output_size", hidden),
         )  # fmt: skip
 
@@ -99,7 +100,7 @@ class VitGraph(PatchBuilder):
         results = {"last_hidden_state": x, "pooler_output": self.row(x, 0)}
         if self.has("pooler.dense.weight"):
             pooled = self.linear(self.row(x, 0), "pooler.dense", c.pooler_size, h)
-            results["pooler_output"] = ops.activation(pooled, c.pooler_activation)
+            results["pooler_output"] = activated(pooled, c.pooler_activation)
         return results | self.head(x)
 
     def head(self, x: Value) -> dict[str, Value]:

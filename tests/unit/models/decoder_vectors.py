@@ -69,7 +69,11 @@ def results(name: str, folder: Path) -> dict[str, Any]:
         out = model.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0,
                              attention_mask=torch.ones_like(ids))  # fmt: skip
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    kept = {k: v for k, v in config.items() if v is not None and k not in ("transformers_version", "architectures")}
+    kept = {
+        k: v
+        for k, v in config.items()
+        if k not in ("transformers_version", "architectures") and (v is not None or k == "sliding_window")
+    }  # which is one that families have if they say nothing
     return {
         "config": kept, "weights": packed(shapes), "logits": [round(float(x), 5) for x in logits],
         "tokens": [int(t) for t in out[0, PROMPT:]],

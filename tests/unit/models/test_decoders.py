@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,3 +198,65 @@ def test_mistakes_in_folders_are_named(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(FileError, match="no file or folder"):
         load(tmp_path / "nowhere.gguf")
+
+
+YARNED = dict(rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16), rope_theta=500000.0)
+SAID: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (  # of a config.json: changed keys, keys left out
+    ("gpt2", dict(scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True), ()),
+    ("gpt2", dict(activation_function="relu2"), ()),
+    ("llama", dict(hidden_act="tanh"), ()),
+    ("llama", dict(hidden_act="linear"), ()),
+    ("phi3", {}, ("rms_norm_eps",)),
+    ("gemma2", {}, ("query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping", "sliding_window")),
+    ("gemma3", {}, ("query_pre_attn_scalar", "sliding_window", "rope_parameters")),
+    ("smollm3", {}, ("rope_parameters", "tie_word_embeddings", "no_rope_layers", "layer_types")),
+    ("olmo2", {}, ("rms_norm_eps",)),
+    ("mamba", dict(hidden_act="gelu"), ()),
+    ("jamba", dict(hidden_act="gelu"), ()),
+    ("gpt_oss", {}, ("rope_parameters",)),
+    ("llama4", {}, ("rope_parameters",)),
+    ("olmo3", YARNED, ("rope_parameters", "layer_types", "rms_norm_eps")),
+    ("exaone4", {}, ("sliding_window", "layer_types")),
+    ("ernie4_5", {}, ("rope_parameters",)),
+    ("qwen3", dict(use_sliding_window=False, sliding_window=5), ("layer_types",)),
+    ("qwen2", dict(use_sliding_window=True, sliding_window=5, max_window_layers=1), ("layer_types",)),
+    ("qwen3_moe", {}, ("num_experts_per_tok",)),
+    ("qwen2_moe", dict(use_sliding_window=True, sliding_window=5, max_window_layers=2), ("layer_types",)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changed", "left_out"), SAID)
+def test_what_a_configuration_says_and_leaves_out(
+    name: str, changed: dict[str, Any], left_out: tuple[str, ...], tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    random_model(tmp_path, name, **({"num_experts": 10} if "num_experts_per_tok" in left_out else {}))
+    place = tmp_path / "config.json"
+    found = {k: v for k, v in json.loads(place.read_text()).items() if k not in left_out}
+    place.write_text(json.dumps({**found, **changed}))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = np.random.default_rng(0).integers(3, 128, (2, 40))
+    wanted = reference_logits(reference, ids)
+    got = load(tmp_path, context=128, device="reference").run(input_ids=ids)["logits"]
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-4 * float(np.abs(wanted).max()))
+
+
+def test_a_tied_head_has_its_own_bias(tmp_path: Path) -> None:
+    reference = random_model(tmp_path, "phi", tie_word_embeddings=True)
+    ids = np.random.default_rng(0).integers(3, 128, (2, 20))
+    wanted = reference_logits(reference, ids)
+    got = load(tmp_path, context=128, device="reference").run(input_ids=ids)["logits"]
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-4 * float(np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize(("name", "key", "value"), [
+    ("llama", "hidden_act", "xielu"), ("gpt2", "activation_function", "swiglu"),
+    ("gemma3", "use_bidirectional_attention", True), ("llama4", "layer_types", ["full_attention"] * 4),
+])  # fmt: skip
+def test_habits_that_are_not_known_are_named(name: str, key: str, value: Any, tmp_path: Path) -> None:
+    random_model(tmp_path, name)
+    place = tmp_path / "config.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), key: value}))
+    with pytest.raises(FileError, match=key) as caught:
+        load(tmp_path, device="reference")
+    assert caught.value.code == "F140"

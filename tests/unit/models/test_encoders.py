@@ -102,3 +102,12 @@ def test_names_of_the_models_own_checkpoints(tmp_path: Path) -> None:
         hidden = st.load(path).run(input_ids=ids.astype(np.int32), attention_mask=mask)["last_hidden_state"]
         mean = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdims=True)
         np.testing.assert_allclose(mean, np.array(KNOWN[name]["vectors"]), atol=2e-5)
+
+
+@pytest.mark.parametrize(("key", "value"), [("position_embedding_type", "relative_key"), ("is_decoder", True)])
+def test_habits_that_are_not_known_are_named(key: str, value: Any, tmp_path: Path) -> None:
+    place = folder(tmp_path / "model", "bert")
+    settings = {**KNOWN["bert"]["config"], key: value}
+    (place / "config.json").write_text(json.dumps(settings), "utf-8")
+    with pytest.raises(st.errors.FileError, match=key):
+        st.load(place)

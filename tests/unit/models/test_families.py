@@ -85,6 +85,7 @@ def test_a_batch_is_its_rows(tmp_path: Path) -> None:
         ("detr", {"num_queries": 7}, "'query_position_embeddings.weight' is f32[6, 16], the configuration asks for"),
         ("detr", {"encoder_layers": 2}, "the configuration has 2 layers, the weights have 1"),
         ("detr", {"dilation": True}, "a dilated backbone"),
+        ("rt_detr", {"normalize_before": True}, "normalize_before"),
         ("rt_detr", {"decoder_n_points": 3}, "sampling_offsets.weight' is f32[32, 16], the configuration asks for"),
         ("resnet", {"depths": [1, 2]}, "3 hidden_sizes, 2 depths for its stages"),
         ("swinv2", {"image_size": 2}, "are smaller than windows of 8 in stage 1"),
