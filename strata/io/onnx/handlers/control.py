@@ -9,7 +9,7 @@ import numpy as np
 
 from strata.config import config
 from strata.core import Dim, over_budget, require, substitute
-from strata.errors import DTypeError, FileError, OptionError, ShapeError
+from strata.errors import DTypeError, FileError, OptionError, ShapeError, StrataError
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.counting import changed, counted_steps, decided
 from strata.io.onnx.dtypes import in_graphs, numpy_dtype
@@ -163,7 +163,7 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
     """A loop written out step by step; conditions that depend on data are computed on the way."""
     tracer = n.tracer
     limit = int(n.scalar(0)) if _is_limited(n) else None
-    if limit is None and not n.has(1):
+    if not n.has(0) and not n.has(1):
         raise FileError(f"{n.label} has neither a trip count nor a condition: it would never end", code="F504")
     state: list[Any] = list(carried)
     count = len(state)
@@ -180,7 +180,7 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
                 raise over_budget("max_nodes", WRITTEN * written, what, is_all=False)
             outs = tracer.run_graph(body, [Host(np.array(steps, np.int64)), condition, *state])
             if limit is None and (outs[0] is condition or (known_bool(outs[0]) is True and not _may_end(body))):
-                raise FileError(f"{n.label}: nothing in its body ends it", code="F504")
+                raise _endless(n)
             condition, state[:] = outs[0], outs[1 : 1 + count]
             for row, x in zip(rows, outs[1 + count :], strict=True):
                 row.append(x)
@@ -189,6 +189,14 @@ def _stepwise(n: NodeView, body: Any, carried: Sequence[Item]) -> tuple[Any, ...
     finally:
         tracer.frame.items.pop(holder, None)
     return (*state, *(_stacked(n, row, i + 1 + count, body) for i, row in enumerate(rows)))
+
+
+def _endless(n: NodeView) -> StrataError:
+    """The error of a loop whose body does not end it."""
+    if not n.has(0):
+        return FileError(f"{n.label}: nothing in its body ends it", code="F504")
+    steps = int(n.scalar(0))
+    return over_budget("max_steps", steps, f"{n.label} would run {steps:,} steps")
 
 
 def _is_always_true(item: Item) -> bool:
