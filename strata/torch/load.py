@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import warnings
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,11 +21,6 @@ from strata.runtime import CompiledGraph, CompileOptions, Session
 from strata.torch.backend import decompositions
 from strata.torch.convert import Conversion, Drawn, Result, SizeResult, TensorInput, convert
 from strata.torch.kinds import to_array
-
-_BROKEN = (
-    RuntimeError, ValueError, LookupError, TypeError, AttributeError, OSError, AssertionError, EOFError,
-    pickle.UnpicklingError, zipfile.BadZipFile,
-)  # fmt: skip  # what torch's reader raises for a file that it did not write
 
 
 class TorchModel(Model):
@@ -180,7 +173,7 @@ def _exported(program: Any, example_inputs: Any, kwargs: Mapping[str, Any] | Non
         quiet, log.disabled = log.disabled, True  # it writes the traceback of what is raised here
         try:
             return load_file(program)
-        except _BROKEN as error:
+        except Exception as error:  # noqa: BLE001 - of any class, by what is damaged
             told = "torch cannot read it" if "warnings above" in str(error) else str(error) or type(error).__name__
             reason = " ".join(told.split())[:200]
             raise FileError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strata.mir import Constant, Graph, Leaf, Value, toposort
+from strata.mir import Constant, Graph, Leaf, Node, Value, toposort
 from strata.passes.base import Pass, PassContext, register, rewrite
 from strata.passes.expand import bounds, factorize, fourier, recurrences  # noqa: F401 - they fill the table
 from strata.passes.expand.rules import EXPANSIONS, LOOPS
@@ -34,7 +34,7 @@ class Expand(Pass):
             if build is None or (op.name in LOOPS and not self.loops) or ctx.takes(op, [x.type for x in inputs]):
                 return None
             made = build(op, *inputs)
-            return list(made) if made is not None and _runs_there(made, inputs, ctx) else None
+            return list(made) if made is not None and self._run_there(made, inputs, ctx) else None
 
         for _ in range(ROUNDS):
             if not any(node.op.name in EXPANSIONS for node in toposort(graph.results)):
@@ -45,18 +45,23 @@ class Expand(Pass):
             graph = made
         return graph
 
+    def _run_there(self, made: Sequence[Value], inputs: Sequence[Value], ctx: PassContext) -> bool:
+        """Whether the backend takes all that was built from some inputs, as it is or once it is taken apart."""
+        given, left, seen = set(inputs), list(made), set[Value]()
+        while left:
+            value = left.pop()
+            if value in given or value in seen:
+                continue
+            seen.add(value)
+            if not self._is_taken(value.node, ctx):
+                return False
+            left += value.node.inputs
+        return True
 
-def _runs_there(made: Sequence[Value], inputs: Sequence[Value], ctx: PassContext) -> bool:
-    """Whether the backend takes all that was built, as it is or once it is taken apart."""
-    given, left, seen = set(inputs), list(made), set[Value]()
-    while left:
-        value = left.pop()
-        if value in given or value in seen:
-            continue
-        seen.add(value)
-        op, xs = value.node.op, value.node.inputs
-        is_apart = isinstance(op, (Leaf, Constant)) or op.is_composition or op.name in EXPANSIONS
-        if not is_apart and not ctx.takes(op, [x.type for x in xs]):
-            return False
-        left += xs
-    return True
+    def _is_taken(self, node: Node, ctx: PassContext) -> bool:
+        op = node.op
+        if isinstance(op, (Leaf, Constant)) or op.is_composition or op.name in EXPANSIONS:
+            return True
+        if self.loops and op.nested():
+            return all(self._run_there(nested.graph.results, (), ctx) for nested in op.nested())
+        return ctx.takes(op, [x.type for x in node.inputs])

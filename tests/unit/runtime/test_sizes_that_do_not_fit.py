@@ -131,7 +131,6 @@ def test_rules_as_text() -> None:
         ("split", lambda x: ops.split(x, [2, x.shape[0] - 2])[0]),
         ("pad", lambda x: ops.pad(x, ((-3, 0), (0, 0)))),
         ("pad", lambda x: ops.pad(x, ((5, 5), (0, 0)), mode="reflect")),
-        ("diff", lambda x: ops.diff(x, n=4, axis=0)),
         ("max_pool", lambda x: ops.max_pool(ops.reshape(x, (1, 4, x.shape[0])), (5,))),
         ("topk", lambda x: ops.topk(x, 5, axis=0)[0]),
     ],
