@@ -69,9 +69,9 @@ def beyond_limits(group: FusionGroup, limits: FusionLimits | None) -> dict[Value
         read = set().union(*(below.get(x, ()) for x in node.inputs))
         below |= {x: read for x in node.outputs if x not in outside}
     parts = {x: len(read) for x, read in below.items() if x not in outside and x not in roots}
-    fitting = {x: n for x, n in parts.items() if 1 < n <= limits.max_inputs}
+    fitting = {x: n for x, n in parts.items() if 1 < n <= limits.most_inputs}
     chosen = [max(fitting, key=lambda x: fitting[x])] if fitting else list(parts)
-    return dict.fromkeys(chosen, f"its kernel would read {len(outside)} buffers, {limits.max_inputs} are the limit")
+    return dict.fromkeys(chosen, f"its kernel would read {len(outside)} buffers, {limits.most_inputs} are the limit")
 
 
 @dataclass

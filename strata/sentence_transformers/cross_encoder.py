@@ -51,7 +51,7 @@ def _said_activation(folder: Path) -> Callable[[np.ndarray], np.ndarray] | None:
     if found is None:
         known = ", ".join(_ACTIVATIONS)
         raise OptionError(
-            f"{folder}: activation {named!r} is none of {known}", code="O721", place=here(), fix="activation_fn=…"
+            f"{folder}: activation {named!r} is not one of {known}", code="O721", place=here(), fix="activation_fn=…"
         )
     return found
 

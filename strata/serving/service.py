@@ -287,7 +287,9 @@ class Service:
         options = request.options
         odd = next((t for t, _ in options.logit_bias if t >= engine.model.config.vocab), None)
         if odd is not None:
-            raise wrong(f"logit_bias: token {odd} is none of {engine.model.config.vocab}", "logit_bias")
+            raise wrong(
+                f"logit_bias: token {odd} does not exist: the model has {engine.model.config.vocab}", "logit_bias"
+            )
         if adapter is not None and options.adapter is None:
             options = replace(options, adapter=adapter)
         if self.answer_tokens is not None and options.max_tokens == TO_THE_END:

@@ -390,6 +390,15 @@ def _node_tensors(nodes: Any) -> Iterator[Any]:
     return (a.t for node in walk(nodes) for a in node.attribute if a.HasField("t"))
 
 
+def inputs_of(node: Any) -> list[str]:
+    """The names that a node reads, those that its subgraphs take from around them among them."""
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            names += sorted(outer_names(attribute.g))
+    return names
+
+
 def outer_names(graph: Any, depth: int = 0) -> set[str]:
     """Names that a subgraph takes from around it."""
     require("max_depth", depth, f"subgraphs are nested {depth} deep")

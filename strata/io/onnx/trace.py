@@ -23,7 +23,7 @@ from strata.io.onnx.frames import Frame, Guard, Path, Prefix, copied, has_run_da
 from strata.io.onnx.items import NOTHING, Host, Item, Labels, Maps, Nothing, Sizes
 from strata.io.onnx.limits import OnnxLimits
 from strata.io.onnx.node import NodeView
-from strata.io.onnx.program import OnnxProgram, expand_standard, opset_table, outer_names, tensor_type
+from strata.io.onnx.program import OnnxProgram, expand_standard, inputs_of, opset_table, tensor_type
 from strata.io.onnx.registry import NEVER_FOLDED
 from strata.io.onnx.sizes import SIZE_RULES
 from strata.kinds import counted
@@ -586,15 +586,6 @@ def _are_few(items: Sequence[Item | None]) -> bool:
 
 def _bytes(x: TensorType) -> int:
     return x.size * x.dtype.itemsize if isinstance(x.size, int) else 0
-
-
-def inputs_of(node: Any) -> list[str]:
-    """The names that a node reads, those that its subgraphs take from around them among them."""
-    names = [name for name in node.input if name]
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            names += sorted(outer_names(attribute.g))
-    return names
 
 
 def _as_items(result: Any, fixed: bool) -> list[Any]:

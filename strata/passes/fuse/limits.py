@@ -28,10 +28,15 @@ class FusionLimits:
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise OptionError(f"fusion limits: {name} must be a count, got {value!r}", code="O143")
 
+    @property
+    def most_inputs(self) -> int:
+        """Buffers that a kernel may read: it writes at least one."""
+        return self.max_inputs if self.max_buffers is None else min(self.max_inputs, self.max_buffers - 1)
+
     def allow(self, steps: int, inputs: int, outputs: int) -> bool:
         """Whether so many ops that read and write so many buffers may be one kernel."""
         fits = self.max_buffers is None or inputs + outputs <= self.max_buffers
-        return steps <= 1 or (steps <= self.max_steps and inputs <= self.max_inputs and fits)
+        return steps <= 1 or (steps <= self.max_steps and inputs <= self.most_inputs and fits)
 
     @staticmethod
     def within(most: int | None, asked: FusionLimits | None) -> FusionLimits | None:
@@ -39,4 +44,5 @@ class FusionLimits:
         if most is None:
             return asked
         known = asked or FusionLimits(max_steps=_ANY, max_inputs=_ANY)
-        return replace(known, max_inputs=min(known.max_inputs, most - 1), max_buffers=most)
+        own = known.max_buffers
+        return replace(known, max_buffers=most if own is None else min(own, most))

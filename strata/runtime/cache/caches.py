@@ -272,7 +272,7 @@ def slice_rows(data: Any, inner: int | None, actual: int) -> np.ndarray:
     array = np.asarray(data)
     rows = _row_count(array, inner)
     if not 0 <= actual <= rows:
-        raise ShapeError(f"slice_rows: {actual} rows of {rows}", code="S402", place=here())
+        raise ShapeError(f"slice_rows: {actual} rows are asked for, there are {rows}", code="S402", place=here())
     return array[: actual * (inner or 1)]
 
 

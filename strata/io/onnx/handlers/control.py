@@ -15,8 +15,9 @@ from strata.io.onnx.counting import changed, counted_steps, decided
 from strata.io.onnx.dtypes import in_graphs, numpy_dtype
 from strata.io.onnx.items import Host, Item, Sizes
 from strata.io.onnx.node import NodeView
+from strata.io.onnx.program import inputs_of
 from strata.io.onnx.registry import reads
-from strata.io.onnx.trace import NeedsData, inputs_of
+from strata.io.onnx.trace import NeedsData
 from strata.mir import Constant, Value, constant
 
 UNROLL = 8  # steps of a loop that are written out rather than made a loop of the graph
