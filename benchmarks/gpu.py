@@ -26,7 +26,7 @@ from benchmarks.gpu_models import GPT2, Model, OnTorch, gpt2_step, gpt2_step_in_
 from strata import ops
 from strata.backends.checks import CHECKS, NUMBERS
 from strata.backends.triton.backend import PlannedBackend, rendered_step
-from strata.backends.triton.codegen.render import Rendered, render
+from strata.backends.triton.codegen.render import Rendered, TritonProgram, render
 from strata.backends.triton.launch.calls import DriverCalls, PreparedLaunch
 from strata.backends.triton.launch.compile import Binary, compile_program
 from strata.backends.triton.launch.workers import compile_ahead
@@ -136,7 +136,13 @@ class Programs:
         self.gpu = Gpu.named(f"sm_{10 * major + minor}")
         self.calls = DriverCalls(overlaps=self.gpu.overlaps)
         self.known: dict[bytes, Any] = {}
+        self.binaries: dict[int, tuple[TritonProgram, Binary]] = {}  # by program, which is kept
         self.room = torch_().empty(1 << 24, dtype=torch_().int8, device="cuda")
+
+    def binary(self, program: TritonProgram) -> Binary:
+        if id(program) not in self.binaries:
+            self.binaries[id(program)] = (program, compile_program(program, self.gpu))
+        return self.binaries[id(program)][1]
 
     def function(self, binary: Binary) -> Any:
         if binary.code not in self.known:
@@ -165,7 +171,7 @@ class Programs:
             grid = tuple(int(d) for d in program.grid)
             if 0 in grid:
                 continue
-            binary = compile_program(program, self.gpu)
+            binary = self.binary(program)
             function = self.function(binary)
             arguments = [memory[b.name].data_ptr() for b in program.buffers] + [int(d) for d in program.sizes]
             spare = [0] * (binary.arguments - len(arguments))
@@ -209,18 +215,8 @@ def planned(programs: Programs, graph: Graph, feeds: dict[str, Any], options: An
     st.register_backend("triton_planned", PlannedBackend(programs.gpu))
     lir = CompilePipeline("triton_planned", options).compile(graph).lir if options else CompilePipeline(
         "triton_planned").compile(graph).lir  # fmt: skip
-    rendered = []
-    for step in lir.schedule:
-        if step.kernel is not None:
-            rendered.append(render(step.kernel, programs.gpu))
-            continue
-        if step.name in CHECKS:
-            rendered.append(render(CHECKS[step.name][0](), programs.gpu))
-            continue
-        made_step = rendered_step(step, programs.gpu)
-        assert made_step is not None, f"{step.name} would run on the host"
-        rendered.append(made_step)
-    compile_ahead([p for r in rendered for p in r.programs], programs.gpu)
+    rendered: list[Rendered] = []
+    compile_ahead(_programs(lir, programs.gpu, rendered), programs.gpu)
     memory: dict[str, Any] = {}
     names = {buffer: name for name, buffer in lir.io.inputs}
     for buffer in lir.buffers:
@@ -256,6 +252,23 @@ def planned(programs: Programs, graph: Graph, feeds: dict[str, Any], options: An
 
     counted = [r for s, r in zip(lir.schedule, rendered, strict=True) if s.phase != "prologue"]
     return Planned(lir, memory, run, sum(len(r.programs) for r in counted))
+
+
+def _programs(lir: Lir, gpu: Gpu, rendered: list[Rendered]) -> Iterator[TritonProgram]:
+    """The programs of a plan, as they are written; equal kernels are written once."""
+    known: dict[str, Rendered] = {}
+    for step in lir.schedule:
+        if step.kernel is not None:
+            made = known[step.name] if step.name in known else render(step.kernel, gpu)
+            known[step.name] = made
+        elif step.name in CHECKS:
+            made = render(CHECKS[step.name][0](), gpu)
+        else:
+            found = rendered_step(step, gpu)
+            assert found is not None, f"{step.name} would run on the host"
+            made = found
+        rendered.append(made)
+        yield from made.programs
 
 
 def checked(programs: Programs, note: Rendered, operands: list[Any]) -> list[Callable[[], Any]]:

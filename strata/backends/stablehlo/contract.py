@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -102,9 +104,43 @@ def _convolved(
         padding, spread = [(0, 0)] * len(padding), [1] * len(spread)
     if added.is_complex:
         return _complex_convolved(b, op, x, weights, made, padding, spread, spatial, features)
+    convolved = _tap_by_tap if added.is_int else _convolution  # GPUs of XLA have no convolutions of integers
     return b.convert(
-        _convolution(b, op, x, weights, added, made.static_shape, padding, spread, spatial, features), made.dtype
+        convolved(b, op, x, weights, added, made.static_shape, padding, spread, spatial, features), made.dtype
     )
+
+
+def _tap_by_tap(
+    b: StableHloBuilder, op: Any, x: Hlo, weights: Hlo, added: DType, shape: Sequence[int], padding: Any, spread: Any,
+    spatial: Sequence[Sequence[int]], features: Sequence[tuple[int, int]],
+) -> Hlo:  # fmt: skip
+    """A matmul for each place in the window, and their sum."""
+    (batch, channels), (inputs, outputs), (to_batch, to_channels) = features
+    x = b.transpose(x, (batch, *spatial[0], channels))
+    weights = b.transpose(weights, (*spatial[1], inputs, outputs))
+    x = b.pad(
+        x, 0, [0, *(low for low, _ in padding), 0], [0, *(high for _, high in padding), 0],
+        [0, *(n - 1 for n in spread), 0],
+    )  # fmt: skip
+    rows, counts, groups = shape[to_batch], [shape[a] for a in spatial[2]], op.groups
+    kernel, (depth, width) = weights.shape[:-2], weights.shape[-2:]
+    total: Hlo | None = None
+    for tap in product(*(range(n) for n in kernel)):
+        start = [0, *(j * d for j, d in zip(tap, op.dilation, strict=True)), 0]
+        stop = [
+            rows,
+            *(s + (n - 1) * t + 1 for s, n, t in zip(start[1:-1], counts, op.stride, strict=True)),
+            x.shape[-1],
+        ]
+        part = b.reshape(b.slice(x, start, stop, [1, *op.stride, 1]), (rows * prod(counts), groups, depth))
+        factors = b.slice(weights, [*tap, 0, 0], [*(j + 1 for j in tap), depth, width])
+        factors = b.reshape(factors, (depth, groups, width // groups))
+        made = dot(b, part, factors, ([2], [0]), ([1], [1]), added)
+        total = made if total is None else b.same("add", total, made)
+    assert total is not None
+    whole = b.reshape(b.transpose(total, (1, 0, 2)), (rows, *counts, width))
+    axes = [to_batch, *spatial[2], to_channels]  # where the axes of `whole` belong
+    return b.transpose(whole, [axes.index(a) for a in range(len(axes))])
 
 
 def _convolution(

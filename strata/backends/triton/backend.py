@@ -127,7 +127,7 @@ class CudaBackend(TritonBackend):
 
     def compile(self, lir: Lir) -> OffloadExecutable:
         """Kernels are compiled on all cores before they are loaded one by one; what fails is told then."""
-        compile_ahead([p for r in _all_rendered(lir, self.gpu) for p in r.all_programs], self.gpu)
+        compile_ahead((p for r in _all_rendered(lir, self.gpu) for p in r.all_programs), self.gpu)
         return super().compile(lir)
 
     def tune(self, lir: Lir, progress: Callable[[int, int], None] | None = None) -> Lir:

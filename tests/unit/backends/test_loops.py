@@ -1,5 +1,6 @@
-"""Loops and branches on a device, over a `cuda.core` that is NumPy, and on `wgpu` where there is one: nothing comes
-down but flags."""
+"""Loops and branches on a device, over a `cuda.core` that is NumPy, and on real devices where there are any.
+
+Nothing comes down but flags."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def core() -> Iterator[FakeCore]:
     assert not made.broken
 
 
-@pytest.fixture(params=[FAKE, *(d for d in devices() if d == "wgpu")])
+FOUND = [name for name in ("cuda", "wgpu") if any(d.startswith(name) for d in devices())]
+
+
+@pytest.fixture(params=[FAKE, *FOUND])
 def device(request: pytest.FixtureRequest) -> str:
     if request.param == FAKE:
         request.getfixturevalue("core")

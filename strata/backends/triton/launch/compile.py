@@ -1,22 +1,17 @@
-"""Triton text to binaries. The only module that uses the `triton` package (3.6 and later).
+"""Triton text to binaries, by the `triton` package (3.6 and later), which needs neither a GPU nor torch for it.
 
-Nothing of it needs a GPU or torch. Binaries are kept in strata's own store, by text, options, target and version.
+Binaries are kept in strata's own store, by text, options, target and version.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import linecache
-import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from strata.backends.triton.codegen.render import TritonProgram
+from strata.backends.triton.launch.jobs import compile_text, parts_of, reason
 from strata.backends.triton.target import Gpu
 from strata.cache import default_store, digest
 from strata.core import here
@@ -95,13 +90,18 @@ class CompileJob:
         """Of its binary in the store."""
         return digest(VERSION, self.text, str(self.signature), str(self.options), self.gpu.key, triton_version())
 
-    def dump(self) -> str:
-        return json.dumps([self.text, self.name, self.signature, self.aligned, self.warps, self.stages, str(self.gpu)])
+    @property
+    def data(self) -> dict[str, Any]:
+        """As `jobs.py` takes it."""
+        gpu = self.gpu
+        return {
+            "text": self.text, "name": self.name, "signature": self.signature, "aligned": self.aligned,
+            "options": self.options, "kind": gpu.kind, "arch": gpu.arch, "warp": gpu.warp, "overlaps": gpu.overlaps,
+        }  # fmt: skip
 
-    @staticmethod
-    def load(line: str) -> CompileJob:
-        text, name, signature, aligned, warps, stages, gpu = json.loads(line)
-        return CompileJob(text, name, signature, aligned, warps, stages, Gpu.named(gpu))
+    def rejected(self, why: str) -> CompileError:
+        message = f"Triton rejects kernel {self.name} for {self.gpu}: {why}"
+        return CompileError(message, code="C120", operands=(self.text,))
 
 
 def compile_program(program: TritonProgram, gpu: Gpu) -> Binary:
@@ -127,88 +127,19 @@ def compiled(program: TritonProgram, gpu: Gpu) -> Any:
 
 
 def run_job(job: CompileJob) -> Any:
-    triton = _triton()
-    from triton.backends.compiler import GPUTarget
-
-    gpu = job.gpu
-    function = function_of(waiting(job.text, job.name) if gpu.overlaps else job.text, job.name)
-    aligned = {(i,): [["tt.divisibility", 16]] for i in range(job.aligned)}
-    form = triton.compiler.ASTSource
-    if function.is_gluon():
-        from triton.experimental.gluon import _runtime
-
-        form = _runtime.GluonASTSource
-    source = form(fn=function, signature=job.signature, constexprs={}, attrs=aligned)
-    target = GPUTarget(gpu.kind, gpu.arch, gpu.warp)
+    """What Triton makes of a job."""
+    _triton()
     try:
-        with tempfile.TemporaryDirectory(prefix="strata-triton-") as folder, _cache_folder(folder):
-            return triton.compile(source, target=target, options=job.options)
+        return compile_text(job.data)
     except Exception as error:
-        message = f"Triton rejects kernel {job.name} for {gpu}: {_reason(error)}"
-        raise CompileError(message, code="C120", operands=(job.text,)) from error
-
-
-def waiting(text: str, name: str) -> str:
-    """A program that waits for the launch before it before it does anything, and lets the next one be brought up."""
-    text = text.replace("import triton\n", "import triton\nfrom triton.language.extra import cuda\n", 1)
-    begin = "    cuda.gdc_wait()\n    cuda.gdc_launch_dependents()\n"
-    return re.sub(rf"(?m)^(def {name}\(.*\):\n)", lambda found: found[1] + begin, text, count=1)
+        raise job.rejected(reason(error)) from error
 
 
 def binary_of(made: Any, job: CompileJob | TritonProgram, gpu: Gpu | None = None) -> Binary:
-    gpu = job.gpu if isinstance(job, CompileJob) else gpu
-    assert gpu is not None
-    code = made.asm["cubin" if gpu.kind == "cuda" else "hsaco"]
-    count = len(job.signature)
-    if gpu.kind == "cuda":
-        entry = re.search(r"\.entry [^(]*\(([^)]*)\)", made.asm["ptx"])
-        assert entry is not None, "Triton's code has an entry"
-        count = entry[1].count(".param")
-    threads = int(made.metadata.num_warps) * gpu.warp
-    scratch = int(getattr(made.metadata, "global_scratch_size", 0) or 0)
-    return Binary(code, made.metadata.name, threads, int(made.metadata.shared), count, scratch)
-
-
-def function_of(text: str, name: str) -> Any:
-    """The function that a text defines. Triton reads its source again, so that it must be where `inspect` looks."""
-    return _module(text)[name]
-
-
-@cache
-def _modules() -> dict[str, dict[str, Any]]:
-    return {}
-
-
-def _module(text: str) -> dict[str, Any]:
-    key = digest(text)[:16]
-    known = _modules()
-    if key not in known:
-        if len(known) >= 512:
-            oldest = next(iter(known))
-            del known[oldest]
-            linecache.cache.pop(f"<strata-triton-{oldest}>", None)
-        file = f"<strata-triton-{key}>"
-        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-        space: dict[str, Any] = {"__name__": f"strata_triton_{key}"}
-        exec(compile(text, file, "exec"), space)  # noqa: S102 - a text that the renderer wrote
-        known[key] = space
-    return known[key]
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__).strip()
-
-
-@contextmanager
-def _cache_folder(folder: str) -> Iterator[None]:
-    """Triton's own cache is not used: its files would be kept twice."""
-    from triton import knobs
-
-    with knobs.cache.scope(), knobs.compilation.scope():
-        knobs.cache.dir = folder
-        knobs.compilation.disable_line_info = True  # of a text that is in no file
-        yield
+    if not isinstance(job, CompileJob):
+        assert gpu is not None
+        job = CompileJob.of(job, gpu)
+    return Binary(*parts_of(made, job.data))
 
 
 def _triton() -> Any:

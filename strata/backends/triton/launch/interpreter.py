@@ -14,7 +14,8 @@ import numpy as np
 
 from strata.backends.driver import DeviceDriver
 from strata.backends.triton.codegen.render import Rendered, render
-from strata.backends.triton.launch.compile import function_of, is_interpreting
+from strata.backends.triton.launch.compile import is_interpreting
+from strata.backends.triton.launch.jobs import function_of
 from strata.backends.triton.launch.launchable import LaunchableKernel
 from strata.core import here
 from strata.errors import DeviceError, RunError

@@ -1,7 +1,7 @@
 """Triton programs compiled on all cores: processes that take jobs as lines of text, and need no GPU.
 
-Triton holds Python's lock while it compiles, so that threads would wait for each other. A worker is this module run as
-a program: it reads a job from each line of its input, and answers each with a line, the binary or what went wrong.
+Triton holds Python's lock while it compiles, so that threads would wait for each other. A worker is `jobs.py` run as a
+program. Workers start with the first program that is missing, while the others are still being written.
 """
 
 from __future__ import annotations
@@ -11,56 +11,55 @@ import json
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
 from threading import Thread
 
 from strata.backends.triton.codegen.render import TritonProgram
+from strata.backends.triton.launch import jobs
 from strata.backends.triton.launch.compile import Binary, CompileJob, binary_of, keep, run_job
 from strata.backends.triton.target import Gpu
 from strata.cache import default_store
 from strata.core import available_threads
-from strata.errors import CompileError, StrataError
+from strata.errors import CompileError
 
-FEW = 4  # jobs that are done here: a worker takes a second to start
+FEW = 4  # jobs that are done here: a worker takes a moment to start
+_LAST = 1  # after all jobs, whose numbers are not positive
 
 
 def compile_ahead(
-    programs: Sequence[TritonProgram], gpu: Gpu, *, workers: int | None = None,
+    programs: Iterable[TritonProgram], gpu: Gpu, *, workers: int | None = None,
     done: Callable[[int, int], None] | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Put the binaries of programs into the store, as far as they are not there. What Triton rejects is returned, by
-    its text; `done(finished, all)` is told of progress."""
-    jobs = {job.key: job for job in (CompileJob.of(p, gpu) for p in programs)}
+    its text; `done(finished, all)` is told of progress, where `all` are those that were found so far."""
     store = default_store()
-    missing = [job for key, job in jobs.items() if store.get(key) is None]
-    count = min(available_threads(workers), len(missing))
+    pool = _Workers(available_threads(workers))
+    seen: set[str] = set()
+    missing: list[CompileJob] = []
+    for program in programs:
+        job = CompileJob.of(program, gpu)
+        key = job.key
+        if key in seen:
+            continue
+        seen.add(key)
+        if store.get(key) is None:
+            missing.append(job)
+            if pool.most > 1 and len(missing) >= FEW:  # from here on, all of them
+                for one in missing if len(missing) == FEW else (job,):
+                    pool.take(one)
+    pool.end()
     rejected: dict[str, str] = {}
-    finished = 0
-
-    def note(job: CompileJob, answer: Binary | str) -> None:
-        nonlocal finished
-        finished += 1
+    for finished, waiting in enumerate(missing):
+        job, answer = pool.answers.get() if pool.threads else (waiting, _done_here(waiting))
         if isinstance(answer, Binary):
             keep(job, answer)
         else:
             rejected[job.text] = answer
         if done is not None:
-            done(finished, len(missing))
-
-    if count < 2 or len(missing) < FEW:
-        for job in missing:
-            note(job, _done_here(job))
-        return rejected
-    waiting: queue.SimpleQueue[CompileJob] = queue.SimpleQueue()
-    answers: queue.SimpleQueue[tuple[CompileJob, Binary | str]] = queue.SimpleQueue()
-    for job in sorted(missing, key=lambda j: -len(j.text)):  # the long ones first
-        waiting.put(job)
-    threads = [Thread(target=_serve, args=(waiting, answers), daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for _ in missing:
-        note(*answers.get())
-    for thread in threads:
+            done(finished + 1, len(missing))
+    for thread in pool.threads:
         thread.join()
     return rejected
 
@@ -72,40 +71,43 @@ def _done_here(job: CompileJob) -> Binary | str:
         return str(error)
 
 
-def _serve(waiting: queue.SimpleQueue[CompileJob], answers: queue.SimpleQueue[tuple[CompileJob, Binary | str]]) -> None:
-    """One worker process, and the jobs that it takes."""
-    command = [sys.executable, "-m", "strata.backends.triton.launch.workers"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        while True:
-            try:
-                job = waiting.get_nowait()
-            except queue.Empty:
-                worker.stdin.close()
-                return
-            try:
-                worker.stdin.write(job.dump() + "\n")
-                worker.stdin.flush()
-                read = json.loads(worker.stdout.readline())
-                answers.put((job, Binary.unpack(base64.b64decode(read[0])) if read[0] else read[1]))
-            except (OSError, ValueError):  # it died: what it was doing is done here
-                answers.put((job, _done_here(job)))
+@dataclass
+class _Workers:
+    """Worker processes, no more than there are jobs; of the jobs that wait, the longest text is taken first."""
 
+    most: int
+    threads: list[Thread] = field(default_factory=list)
+    answers: queue.SimpleQueue[tuple[CompileJob, Binary | str]] = field(default_factory=queue.SimpleQueue)
+    _waiting: queue.PriorityQueue[tuple[int, int, CompileJob | None]] = field(default_factory=queue.PriorityQueue)
+    _numbers: count[int] = field(default_factory=count)
 
-def main() -> None:
-    """Answer jobs until the input ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # what Triton prints is no answer
-    for line in sys.stdin:
-        job = CompileJob.load(line)
-        try:
-            made = base64.b64encode(binary_of(run_job(job), job).pack()).decode()
-            answer = [made, ""]
-        except StrataError as error:
-            answer = ["", str(error)]
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    def take(self, job: CompileJob) -> None:
+        self._waiting.put((-len(job.text), next(self._numbers), job))
+        if len(self.threads) < self.most:
+            self.threads.append(Thread(target=self._serve, daemon=True))
+            self.threads[-1].start()
 
+    def end(self) -> None:
+        """No more jobs come."""
+        for _ in self.threads:
+            self._waiting.put((_LAST, next(self._numbers), None))
 
-if __name__ == "__main__":
-    main()
+    def _serve(self) -> None:
+        """One worker process, and the jobs that it takes."""
+        command = [sys.executable, "-P", jobs.__file__]  # not beside modules that have names of other packages
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            while True:
+                job = self._waiting.get()[-1]
+                if job is None:
+                    worker.stdin.close()
+                    return
+                try:
+                    worker.stdin.write(json.dumps(job.data) + "\n")
+                    worker.stdin.flush()
+                    code, *rest = json.loads(worker.stdout.readline())
+                    made = Binary(base64.b64decode(code), *rest) if rest else str(job.rejected(code))
+                    self.answers.put((job, made))
+                except (OSError, ValueError):  # it died: what it was doing is done here
+                    self.answers.put((job, _done_here(job)))
