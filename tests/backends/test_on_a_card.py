@@ -67,7 +67,7 @@ def test_a_call_with_tensors_of_torch_copies_nothing_and_waits_for_nothing(tmp_p
     for _ in range(3):
         compiled.run(x=x)
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         with torch.profiler.record_function("ours"):
             results = [compiled.run(x=x)[0] for _ in range(10)]
         torch.cuda.synchronize()  # the last kernels end inside of the trace
@@ -213,17 +213,28 @@ def encoder(path: Path, width: int, layers: int, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_agree_with_the_processor(name: str, kind: str, tmp_path: Path) -> None:
-    """Weights and activations of f32 or bf16; a row's vector is that of the processor within the numbers' error."""
+    """In f32 to its last digits; in bf16 both are as far from the result that f32 has of the same weights."""
     path = encoder(tmp_path / "model", *ENCODERS[name], kind)
     here, there = st.load(path), st.load(path, device="cuda")
     rng = np.random.default_rng(1)
     for batch in (1, 32):
         ids = rng.integers(1000, 30000, (batch, 64)).astype(np.int32)
         mask = np.arange(64) < rng.integers(8, 65, (batch, 1))
-        found, wanted = (
-            m.run(input_ids=ids, attention_mask=mask)["last_hidden_state"].astype(np.float32)[mask]
-            for m in (there, here)
-        )
-        error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
-        print(f"{name} {kind} batch {batch}: {error:.2e}")
-        assert error <= (1e-5 if kind == "f32" else 2**-7)
+
+        def vectors(model: Any, ids: Any = ids, mask: Any = mask) -> np.ndarray:
+            found = model.run(input_ids=ids, attention_mask=mask)["last_hidden_state"]
+            return np.asarray(found, np.float32)[mask]
+
+        exact = vectors(st.load(widened(path, tmp_path / f"wide_{batch}"))) if kind == "bf16" else vectors(here)
+        ours, theirs = (np.linalg.norm(vectors(m) - exact) / np.linalg.norm(exact) for m in (there, here))
+        print(f"{name} {kind} batch {batch}: {ours:.2e} on the card, {theirs:.2e} on the processor")
+        assert ours <= (1.25 * theirs if kind == "bf16" else 1e-5)
+
+
+def widened(path: Path, to: Path) -> Path:
+    """The same weights in f32."""
+    to.mkdir()
+    (to / "config.json").write_bytes((path / "config.json").read_bytes())
+    weights = st.io.load_safetensors(path / "model.safetensors")
+    st.io.save_safetensors(to / "model.safetensors", {n: np.asarray(w, np.float32) for n, w in weights.items()})
+    return to
