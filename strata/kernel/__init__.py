@@ -43,7 +43,7 @@ from strata.kernel.passes.normalize import address, normalize, ordered
 from strata.kernel.passes.pipeline import device_form, loops_of, processor_phases
 from strata.kernel.passes.quant_rounding import QuantCode, code_of
 from strata.kernel.passes.split import Phases, SplitLimits, split_reductions, split_terms
-from strata.kernel.rewrite import as_stored, rebuild, substitute_axes, with_nodes
+from strata.kernel.rewrite import as_stored, rebuild, replaced, rewritten, substitute_axes, with_nodes
 from strata.kernel.scalars import SCALARS, ScalarFunction
 from strata.kernel.schedule import (
     Delay,

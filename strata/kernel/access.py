@@ -33,7 +33,7 @@ from strata.kernel.ir import (
     postorder,
     size,
 )
-from strata.kernel.rewrite import load, rebuild
+from strata.kernel.rewrite import load, rebuild_with
 
 _MOST_TERMS = 5  # of a store's index along one axis of its buffer
 _MOST_NESTED = 16  # reductions inside each other
@@ -72,11 +72,6 @@ def contained(kernel: Kernel) -> Kernel:
         made[node] = _clamped(again) if isinstance(again, Load) else again
     stores = tuple(replace(s, value=made[s.value]) for s in kernel.stores)
     return kernel if stores == kernel.stores else replace(kernel, stores=stores)
-
-
-def rebuild_with(node: Expr, made: dict[Expr, Expr]) -> Expr:
-    inputs = tuple(made[x] for x in node.inputs)
-    return node if inputs == node.inputs else rebuild(node, inputs)
 
 
 def unproven(kernel: Kernel) -> list[tuple[Load, int]]:

@@ -15,7 +15,7 @@ part of a kernel: that is its schedule.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -375,6 +375,11 @@ class Store:
     axes: tuple[Axis, ...]
     index: tuple[Expr, ...]
     value: Expr
+
+    def rebuilt(self, done: Mapping[Expr, Expr], axes: tuple[Axis, ...] | None = None) -> Store:
+        """The store with other expressions, and over other axes where they are given."""
+        index = tuple(done[i] for i in self.index)
+        return Store(self.buffer, self.axes if axes is None else axes, index, done[self.value])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace as changed
 
 from strata.kernel.ir import Axis, Buffer, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, apply, bound_axes, postorder
@@ -60,11 +60,30 @@ def substitute_axes(roots: Iterable[Expr], replace: dict[Axis, Expr]) -> dict[Ex
     return done
 
 
-def with_nodes(kernel: Kernel, change: Mapping[Expr, Expr]) -> Kernel:
-    """The kernel with other expressions in place of some."""
+def rebuild_with(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
+    """The node with what its inputs have become."""
+    inputs = tuple(done[x] for x in node.inputs)
+    return node if inputs == node.inputs else rebuild(node, inputs)
+
+
+def replaced(roots: Iterable[Expr], change: Mapping[Expr, Expr]) -> dict[Expr, Expr]:
+    """A map from every node below the roots to the node with other expressions in place of some, axes too."""
+    done: dict[Expr, Expr] = {}
+    for node in postorder(roots):
+        done[node] = change[node] if node in change else rebuild_with(node, done)
+    return done
+
+
+def rewritten(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
+    """The kernel with every node rebuilt from changed inputs, then changed."""
     done: dict[Expr, Expr] = {}
     for node in postorder(kernel.roots):
-        inputs = tuple(done[x] for x in node.inputs)
-        done[node] = change[node] if node in change else node if inputs == node.inputs else rebuild(node, inputs)
-    stores = tuple(changed(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
-    return changed(kernel, stores=stores)
+        done[node] = change(rebuild_with(node, done))
+    return with_nodes(kernel, done)
+
+
+def with_nodes(kernel: Kernel, change: Mapping[Expr, Expr]) -> Kernel:
+    """The kernel with other expressions in place of some; itself where they are the same."""
+    done = replaced(kernel.roots, change)
+    stores = tuple(s.rebuilt(done) for s in kernel.stores)
+    return kernel if stores == kernel.stores else changed(kernel, stores=stores)

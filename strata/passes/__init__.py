@@ -19,7 +19,7 @@ from strata.passes.canonicalize.fold import Fold
 from strata.passes.canonicalize.inline_scan import InlineScan
 from strata.passes.canonicalize.legalize_broadcast import LegalizeBroadcast
 from strata.passes.canonicalize.simplify import Simplify
-from strata.passes.expand.expand import Expand
+from strata.passes.expand.expand import Expand, expanded
 from strata.passes.fuse.find_attention import FindAttention
 from strata.passes.fuse.keep_lse import KeepLse
 from strata.passes.fuse.limits import FusionLimits

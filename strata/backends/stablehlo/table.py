@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from strata.backends.stablehlo.build import Hlo, StableHloBuilder, value_type
 from strata.core import TensorType
-from strata.mir import Graph, Op, as_tuple
+from strata.mir import Graph, Op, Value, as_tuple
 
 Results = Hlo | tuple[Hlo, ...]
 Rule = Callable[["Writer", Any, Sequence[Hlo]], Results]
@@ -25,6 +25,9 @@ class Writer(Protocol):
 
     def graph(self, graph: Graph, inputs: Sequence[Hlo]) -> tuple[Hlo, ...]:
         """The results of a graph inside this one."""
+
+    def values(self, roots: Sequence[Value], known: dict[Value, Hlo]) -> tuple[Hlo, ...]:
+        """Values computed from known ones."""
 
     def fail_if(self, bad: Hlo) -> None:
         """A run in which this boolean is true is an error, which the host then finds."""

@@ -9,7 +9,6 @@ What is left behind the last block is one more, shorter.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isqrt
 
 from strata.backends.wgsl.values import JOINS
@@ -28,7 +27,7 @@ from strata.kernel import (
     apply,
     identity,
     postorder,
-    rebuild,
+    replaced,
     size,
     substitute_axes,
 )
@@ -112,17 +111,6 @@ class _ScanBlocks:
     def _store(self, axes: tuple[Axis, ...], made: tuple[Expr, Expr]) -> Store:
         """The store with the scanned axis, and the scan, replaced."""
         at, value = made
-        done: dict[Expr, Expr] = {}
-        for node in postorder((*self.store.index, self.store.value)):
-            if node is self.scan:
-                done[node] = value
-            elif node is self.along:
-                done[node] = at
-            elif isinstance(node, Axis):
-                done[node] = node
-            else:
-                inputs = tuple(done[x] for x in node.inputs)
-                done[node] = node if inputs == node.inputs else rebuild(node, inputs)
+        done = replaced((*self.store.index, self.store.value), {self.scan: value, self.along: at})
         kept = tuple(a for a in self.store.axes if a is not self.along)
-        index = tuple(done[i] for i in self.store.index)
-        return replace(self.store, axes=(*kept, *axes), index=index, value=done[self.store.value])
+        return self.store.rebuilt(done, (*kept, *axes))

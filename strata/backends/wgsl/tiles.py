@@ -8,7 +8,7 @@ of k, one by one, as it would without tiles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from strata.backends.wgsl.bounds import extent_range
 from strata.core import Dim, dim_prod, i64
@@ -28,7 +28,7 @@ from strata.kernel import (
     linear,
     parallel_chain,
     postorder,
-    rebuild,
+    rewritten,
     size,
     substitute_axes,
     sum_of_products,
@@ -133,12 +133,7 @@ def runs_along(factor: Expr, axis: Axis) -> bool:
 
 def flat_sums(kernel: Kernel) -> Kernel:
     """A kernel whose sums of sums of products count through all their terms: the terms of a window are one axis."""
-    done: dict[Expr, Expr] = {}
-    for node in postorder(kernel.roots):
-        inputs = tuple(done[x] for x in node.inputs)
-        done[node] = _flat(node if inputs == node.inputs else rebuild(node, inputs))
-    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
-    return kernel if stores == kernel.stores else replace(kernel, stores=stores)
+    return rewritten(kernel, _flat)
 
 
 def _flat(node: Expr) -> Expr:

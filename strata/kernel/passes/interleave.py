@@ -72,8 +72,7 @@ def _is_even(load: Load, outer: Axis, inner: Axis) -> bool:
 def _tooth(store: Store, j: int) -> Store:
     inner = store.axes[-1]
     done = substitute_axes((*store.index, store.value), {inner: Const(j, i64)})
-    index = tuple(done[i] for i in store.index)
-    return replace(store, axes=store.axes[:-1], index=index, value=done[store.value])
+    return store.rebuilt(done, store.axes[:-1])
 
 
 def combs(stores: Sequence[Store], axis: Axis) -> list[tuple[Store, ...]]:

@@ -33,7 +33,7 @@ from strata.kernel.ir import (
     size,
 )
 from strata.kernel.order import REGISTERS, alone, along, nested, order_of
-from strata.kernel.rewrite import load, rebuild, substitute_axes
+from strata.kernel.rewrite import load, rewritten, substitute_axes, with_nodes
 
 _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than division
 
@@ -48,14 +48,14 @@ def normalize(kernel: Kernel) -> Kernel:
     kernel = _merge_store_axes(kernel)
     if not _has_folds(kernel):
         return kernel
-    kernel = _rewrite(kernel, _merge_reduce_axes)
-    kernel = _rewrite(kernel, _one_axis_each)
+    kernel = rewritten(kernel, _merge_reduce_axes)
+    kernel = rewritten(kernel, _one_axis_each)
     return _straighten_scans(_share_axes(kernel))
 
 
 def ordered(kernel: Kernel) -> Kernel:
     """The kernel with an order for every sum that is rounded."""
-    return _rewrite(_rewrite(kernel, _split_lying_apart), _ordered) if _has_folds(kernel) else kernel
+    return rewritten(rewritten(kernel, _split_lying_apart), _ordered) if _has_folds(kernel) else kernel
 
 
 def _ordered(node: Expr) -> Expr:
@@ -73,21 +73,6 @@ def _has_folds(kernel: Kernel) -> bool:
     return any(isinstance(e, (Reduce, Scan)) for e in postorder(kernel.roots))
 
 
-def _rewrite(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
-    """Every node rebuilt from changed inputs, then changed."""
-    done: dict[Expr, Expr] = {}
-    for node in postorder(kernel.roots):
-        inputs = node.inputs
-        made = tuple(done[x] for x in inputs)
-        done[node] = change(node if made == inputs else rebuild(node, made))
-    return _with_nodes(kernel, done)
-
-
-def _with_nodes(kernel: Kernel, done: dict[Expr, Expr]) -> Kernel:
-    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
-    return replace(kernel, stores=stores)
-
-
 def address(index: tuple[Expr, ...], buffer: Buffer) -> Expr:
     """The position of an element, counted in elements."""
     return strided(index, buffer.strides)
@@ -103,7 +88,7 @@ def _flatten(kernel: Kernel) -> Kernel:
             return load(_flat(node.buffer), (address(node.index, node.buffer),), node.where)
         return node
 
-    flat = _rewrite(kernel, change)
+    flat = rewritten(kernel, change)
     stores = tuple(Store(_flat(s.buffer), s.axes, (address(s.index, s.buffer),), s.value) for s in flat.stores)
     inputs, outputs = tuple(map(_flat, kernel.inputs)), tuple(map(_flat, kernel.outputs))
     return Kernel(kernel.name, inputs, outputs, stores)
@@ -113,7 +98,7 @@ def _substitute(
     kernel: Kernel, change: dict[Axis, Expr], rename: Callable[[tuple[Axis, ...]], tuple[Axis, ...]]
 ) -> Kernel:
     done = substitute_axes(kernel.roots, change)
-    moved = _with_nodes(kernel, done)
+    moved = with_nodes(kernel, done)
     return replace(moved, stores=tuple(replace(s, axes=rename(s.axes)) for s in moved.stores))
 
 
@@ -138,7 +123,7 @@ def _drop_single(kernel: Kernel) -> Kernel:
             return substitute_axes((node.body,), {node.axis: Const(0, i64)})[node.body]
         return node
 
-    return _rewrite(kernel, change)
+    return rewritten(kernel, change)
 
 
 # splitting
@@ -150,7 +135,7 @@ def _split_axes(kernel: Kernel) -> Kernel:
         if found is None:
             break
         kernel = split_store_axis(kernel, *found)
-    return _rewrite(kernel, _split_reduction)
+    return rewritten(kernel, _split_reduction)
 
 
 def split_store_axis(kernel: Kernel, axis: Axis, by: Dim) -> Kernel:
@@ -342,7 +327,7 @@ def _share_axes(kernel: Kernel) -> Kernel:
                     return node.over((target,), substitute_axes((body,), {axis: target})[body])
         return node
 
-    return _rewrite(kernel, change)
+    return rewritten(kernel, change)
 
 
 def _straighten_scans(kernel: Kernel) -> Kernel:
@@ -354,7 +339,7 @@ def _straighten_scans(kernel: Kernel) -> Kernel:
             if isinstance(node, Scan) and not isinstance(node.position, Axis):
                 change |= {a: size(a.extent - 1) - a for a in store.axes if node.position is size(a.extent - 1) - a}
         done = substitute_axes((*store.index, store.value), change)
-        stores.append(replace(store, index=tuple(done[i] for i in store.index), value=done[store.value]))
+        stores.append(store.rebuilt(done))
 
     def bind(node: Expr) -> Expr:
         if not isinstance(node, Scan):
@@ -366,7 +351,7 @@ def _straighten_scans(kernel: Kernel) -> Kernel:
         body = substitute_axes((node.body,), {node.axis: node.position})[node.body]
         return node.over(node.position, body, node.position)
 
-    return _rewrite(replace(kernel, stores=tuple(stores)), bind)
+    return rewritten(replace(kernel, stores=tuple(stores)), bind)
 
 
 def _can_rename(body: Expr, axis: Axis, target: Axis) -> bool:

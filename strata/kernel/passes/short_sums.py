@@ -9,7 +9,6 @@ Only rows that lie behind each other are: where lanes run along a kept axis alre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -17,7 +16,7 @@ from strata.core import f32, f64, i32, i64
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder
 from strata.kernel.order import USUAL, Machine, written_out
-from strata.kernel.rewrite import rebuild, substitute_axes
+from strata.kernel.rewrite import substitute_axes, with_nodes
 
 _MOST = 8  # elements of a row
 _LEAST = 64  # rows
@@ -32,14 +31,7 @@ def unroll_short_reductions(kernel: Kernel, machine: Machine = USUAL) -> Kernel:
     inner = {n for n in nodes if isinstance(n, Reduce) and _is_plain(n) and any(_lies_in_rows(n, a) for a in last)}
     if not inner or any(isinstance(n, Scan) for n in nodes):
         return kernel
-    done: dict[Expr, Expr] = {}
-    for node in nodes:
-        if node in inner:
-            assert isinstance(node, Reduce)
-            done[node] = _written_out(node, machine)
-        else:
-            done[node] = rebuild(node, tuple(done[x] for x in node.inputs)) if node.inputs else node
-    return replace(kernel, stores=tuple(replace(s, value=done[s.value]) for s in kernel.stores))
+    return with_nodes(kernel, {n: _written_out(n, machine) for n in inner})
 
 
 def _is_plain(node: Reduce) -> bool:

@@ -121,8 +121,7 @@ def _part(store: Store, axis: Axis, start: Dim, end: Dim, mark: str) -> Store:
     change: dict[Axis, Expr] = dict(zip(store.axes[number:], own, strict=True))
     change[axis] = own[0] + size(start)
     done = substitute_axes((*store.index, store.value), change)
-    index = tuple(done[i] for i in store.index)
-    return replace(store, axes=(*store.axes[:number], *own), index=index, value=done[store.value])
+    return store.rebuilt(done, (*store.axes[:number], *own))
 
 
 def _points(stores: Region, axis: Axis) -> list[Dim]:

@@ -7,7 +7,6 @@ the axes of the store, at which that can be cut."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import reduce
 from itertools import product
 from math import prod
@@ -16,7 +15,7 @@ from strata.core import i64
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder
 from strata.kernel.order import REGISTERS, Machine, groups_of, order_of, written_out
 from strata.kernel.passes.normalize import sums_of_sums
-from strata.kernel.rewrite import rebuild, substitute_axes
+from strata.kernel.rewrite import rebuild_with, substitute_axes, with_nodes
 
 JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
 MOST_TERMS = 32
@@ -31,14 +30,12 @@ def unroll_windows(kernel: Kernel, machine: Machine) -> Kernel:
         return kernel
     done: dict[Expr, Expr] = {}
     for node in nodes:
-        made = tuple(done[x] for x in node.inputs)
-        done[node] = node if made == node.inputs else rebuild(node, made)
+        done[node] = rebuild_with(node, done)
         if isinstance(node, Reduce):
             done[node] = _written_out(done[node], order_of(node), machine)
             if len(postorder((done[node],))) > _MOST_NODES:
                 return kernel
-    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
-    return replace(kernel, stores=stores)
+    return with_nodes(kernel, done)
 
 
 def _is_short(node: Reduce) -> bool:

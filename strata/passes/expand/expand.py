@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from strata.mir import Constant, Graph, Leaf, Node, Value, toposort
 from strata.passes.base import Pass, PassContext, register, rewrite
@@ -12,6 +12,13 @@ from strata.passes.expand import bounds, factorize, fourier, recurrences  # noqa
 from strata.passes.expand.rules import EXPANSIONS, LOOPS
 
 ROUNDS = 8  # expansions use ops that have expansions
+
+
+def expanded(op: Any, *inputs: Value) -> tuple[Value, ...]:
+    """An op of known sizes that has an expansion, built from others."""
+    made = EXPANSIONS[op.name](op, *inputs)
+    assert made is not None, op
+    return tuple(made)
 
 
 @register

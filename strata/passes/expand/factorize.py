@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strata.core import Dim, broadcast_shapes, i64
+from strata.core import Dim, TensorType, broadcast_shapes, i64
 from strata.mir import METHODS, Graph, Value, constant
 from strata.ops import Ensure, ScanOp, broadcast_to, cast, gather, insert_axis, reshape, where
 from strata.ops import iota as positions
@@ -61,6 +61,12 @@ def _stacked(x: Value, axis: int) -> Value:
 
 def _all(x: Value) -> Value:
     return METHODS["all"](x) if x.ndim else x
+
+
+def _eye(x: Value, n: Dim) -> Value:
+    """Identity matrices, one for each matrix of x."""
+    eye = cast(_equal(positions((n, n), 0), positions((n, n), 1)), x.dtype)
+    return broadcast_to(eye, (*x.shape[:-2], n, n))
 
 
 @expands("cholesky", loops=True)
@@ -125,10 +131,12 @@ def _eliminated(x: Value) -> tuple[Value, Value, Value]:
 
 @expands("lu", loops=True)
 def _lu(op: Any, x: Value) -> Sequence[Value] | None:
-    if not is_static(x) or 0 in x.shape:
+    if not is_static(x):
         return None
     m, n = x.shape[-2:]
     count = min(m, n)
+    if 0 in x.shape:
+        return [_eye(x, m), *(_filled(t, 0) for t in op.infer(x.type)[1:])]
     packed, order, _ = _eliminated(x)
     row, across = positions((m, n), 0), positions((m, n), 1)
     lower = METHODS["narrow"](where(_more(row, across), packed, _zero(x)), -1, 0, count)
@@ -137,6 +145,10 @@ def _lu(op: Any, x: Value) -> Sequence[Value] | None:
     upper = METHODS["narrow"](where(_least(across, row), packed, _zero(x)), -2, 0, count)
     permutation = cast(_equal(positions((m, m), 0), _row(order)), x.dtype)
     return [permutation, lower, upper]
+
+
+def _filled(kind: TensorType, value: int) -> Value:
+    return broadcast_to(constant(value, kind.dtype), kind.shape)
 
 
 def _diagonal(packed: Value) -> Value:
@@ -151,8 +163,10 @@ def _odd(swaps: Value) -> Value:
 
 @expands("det", loops=True)
 def _det(op: Any, x: Value) -> Sequence[Value] | None:
-    if not is_static(x) or 0 in x.shape:
+    if not is_static(x):
         return None
+    if 0 in x.shape:
+        return [_filled(op.infer(x.type), 1)]
     packed, _, swaps = _eliminated(x)
     found = _product(_diagonal(packed))
     return [where(_odd(swaps), -found, found)]
@@ -173,8 +187,10 @@ def _product(x: Value) -> Value:
 
 @expands("slogdet", loops=True)
 def _slogdet(op: Any, x: Value) -> Sequence[Value] | None:
-    if not is_static(x) or 0 in x.shape:
+    if not is_static(x):
         return None
+    if 0 in x.shape:
+        return [_filled(t, value) for t, value in zip(op.infer(x.type), (1, 0), strict=True)]
     packed, _, swaps = _eliminated(x)
     diagonal = _diagonal(packed)
     size = METHODS["abs"](diagonal)
@@ -248,10 +264,12 @@ def _substituted(a: Value, b: Value, *, upper: bool, unit: bool) -> Value:
 @expands("qr", loops=True)
 def _qr(op: Any, x: Value) -> Sequence[Value] | None:
     """Householder's reflections, with the signs of LAPACK."""
-    if not is_static(x) or 0 in x.shape:
+    if not is_static(x):
         return None
-    *batch, m, n = x.shape
-    eye = cast(_equal(positions((m, m), 0), positions((m, m), 1)), x.dtype)
+    m, n = x.shape[-2:]
+    if 0 in x.shape:
+        q, r = op.infer(x.type)
+        return [METHODS["narrow"](_eye(x, m), -1, 0, q.shape[-1]), _filled(r, 0)]
 
     def step(k: Value, r: Value, q: Value) -> Sequence[Value]:
         row = positions((m,), 0)
@@ -274,7 +292,7 @@ def _qr(op: Any, x: Value) -> Sequence[Value] | None:
         turned = METHODS["sum"](q * _row(v), axis=-1)
         return made, q - _column(_column(tau) * turned) * _row(_conj(v))
 
-    r, q = _each_column(n, [x, broadcast_to(eye, (*batch, m, m))], [], step)
+    r, q = _each_column(n, [x, _eye(x, m)], [], step)
     r = where(_least(positions((m, n), 1), positions((m, n), 0)), r, _zero(x))
     if not op.complete:
         q, r = METHODS["narrow"](q, -1, 0, n), METHODS["narrow"](r, -2, 0, n)

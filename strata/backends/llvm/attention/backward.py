@@ -194,10 +194,8 @@ class _Backward(RowScores):
             row, to = f.address(self.element, source, f.mul(i, step)), f.address(self.element, copy, f.mul(i, columns))
             for d in range(0, columns, spec.lanes):
                 place = f.address(self.element, row, d)
-                if d < whole:
-                    value = f.load(self.type, place, self.size)
-                else:
-                    value = f.masked_load(self.type, place, self.size, f.mask_below(spec.lanes, dim - whole))
+                mask = None if d < whole else f.mask_below(spec.lanes, dim - whole)
+                value = f.load(self.type, place, self.size, mask)
                 f.store(self.type, value, f.address(self.element, to, d), self.size)
 
         f.loop(0, rows, 1, [], one)
@@ -346,9 +344,7 @@ class _Backward(RowScores):
 
             return f.loop(1, count, 1, [(self.type, start)], add)[0]
 
-        whole = dim // spec.lanes * spec.lanes
-        f.loop(0, whole, spec.lanes, [], lambda d, _: f.store(
-            self.type, value(d), f.address(self.element, to, d), self.size))  # fmt: skip
-        if whole < dim:
-            inside = f.mask_below(spec.lanes, dim - whole)
-            f.masked_store(self.type, value(whole), f.address(self.element, to, whole), self.size, inside)
+        f.vectors(
+            dim, spec.lanes,
+            lambda d, mask: f.store(self.type, value(d), f.address(self.element, to, d), self.size, mask),
+        )  # fmt: skip

@@ -318,7 +318,6 @@ class QueryBlock(Attend):
         none = f.compare("eq", "i64", self.keys, 0)
         place, size = memory_type(spec.dtype), spec.dtype.itemsize
         kept = memory_type(spec.dtype, spec.lanes)
-        whole = spec.value_dim // spec.lanes * spec.lanes
 
         def one(row: str, _: list[str]) -> None:
             factor = f.load(self.element, f.address(self.element, self.factors, row), self.size)
@@ -331,10 +330,9 @@ class QueryBlock(Attend):
                 mean = f.select(self.type, none, constant(self.type, 0.0), mean, uniform=True)
                 return convert(f, mean, spec.accumulator, spec.dtype, spec.lanes, spec.target)
 
-            f.loop(0, whole, spec.lanes, [], lambda d, _: f.store(kept, value(d), f.address(place, to, d), size))
-            if whole < spec.value_dim:
-                inside = f.mask_below(spec.lanes, spec.value_dim - whole)
-                f.masked_store(kept, value(whole), f.address(place, to, whole), size, inside)
+            f.vectors(
+                spec.value_dim, spec.lanes, lambda d, mask: f.store(kept, value(d), f.address(place, to, d), size, mask)
+            )
 
         f.loop(0, rows, 1, [], one)
 

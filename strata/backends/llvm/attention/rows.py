@@ -213,7 +213,7 @@ class RowScores(Attend):
         if spec.mask_spans_keys:
             inside = f.mask_below(spec.lanes, f.smin(f.sub(self.keys, key), spec.lanes))
             address = f.address(memory_type(dtype), mask_row, key)
-            values = f.masked_load(type_, address, dtype.itemsize, inside)
+            values = f.load(type_, address, dtype.itemsize, inside)
         else:
             values = f.splat(type_, f.load(memory_type(dtype), mask_row, dtype.itemsize))
         if spec.mask == "custom":
@@ -233,9 +233,7 @@ class RowScores(Attend):
             mean = m.mul(f.load(self.type, f.address(self.element, sums, d), self.size), share)
             return convert(f, mean, spec.accumulator, spec.dtype, spec.lanes, spec.target)
 
-        whole = spec.value_dim // spec.lanes * spec.lanes
         size = spec.dtype.itemsize
-        f.loop(0, whole, spec.lanes, [], lambda d, _: f.store(kept, value(d), f.address(place, out, d), size))
-        if whole < spec.value_dim:
-            inside = f.mask_below(spec.lanes, spec.value_dim - whole)
-            f.masked_store(kept, value(whole), f.address(place, out, whole), size, inside)
+        f.vectors(
+            spec.value_dim, spec.lanes, lambda d, mask: f.store(kept, value(d), f.address(place, out, d), size, mask)
+        )

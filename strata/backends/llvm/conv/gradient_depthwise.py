@@ -129,5 +129,5 @@ class _Sums:
         f, lanes = self.f, self.arithmetic.lanes
         place = f.address(memory_type(self.dtype), self.pixels.pointer(name), index)
         raw, align = memory_type(self.dtype, lanes), self.dtype.itemsize
-        value = f.load(raw, place, align) if mask is None else f.masked_load(raw, place, align, mask)
+        value = f.load(raw, place, align, mask)
         return convert(f, value, self.dtype, self.arithmetic.accumulator, lanes, self.target)

@@ -19,7 +19,7 @@ from math import prod
 from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, in_blocks, plan_convolution
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
-from strata.backends.llvm.gemm.epilogue import Epilogue, Site
+from strata.backends.llvm.gemm.epilogue import Epilogue, Site, finished
 from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, for_rows
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import while_loop
@@ -312,7 +312,7 @@ class _Tile:
     def _vector(self, address: str, dtype: DType, mask: str | None, lanes: int = 0) -> str:
         f, lanes = self.f, lanes or self.spec.lanes
         raw, align = memory_type(dtype, lanes), dtype.itemsize
-        value = f.load(raw, address, align) if mask is None else f.masked_load(raw, address, align, mask)
+        value = f.load(raw, address, align, mask)
         return convert(f, value, dtype, self.spec.accumulator, lanes, self.spec.target)
 
     def _seen(self, place: str, channel: Value, mask: str | None) -> str:
@@ -381,13 +381,6 @@ class _Tile:
     def _put(self, value: str, pixel: Value, at: Value, mask: str | None) -> None:
         f, spec = self.f, self.spec
         row, column = f.add("%row", pixel), f.add("%column", at)
-        if self.epilogue is not None:
-            value = self.epilogue(self._site(row, column, mask), value)
-        else:
-            value = convert(f, value, spec.accumulator, spec.out, spec.lanes, spec.target)
+        value = finished(self._site(row, column, mask), value, self.epilogue)
         place = f.address(memory_type(spec.out), self.out, f.add(f.mul(row, self.number["out_row"]), column))
-        type_ = memory_type(spec.out, spec.lanes)
-        if mask is None:
-            f.store(type_, value, place, spec.out.itemsize)
-        else:
-            f.masked_store(type_, value, place, spec.out.itemsize, mask)
+        f.store(memory_type(spec.out, spec.lanes), value, place, spec.out.itemsize, mask)

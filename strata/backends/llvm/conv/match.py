@@ -41,7 +41,7 @@ from strata.kernel import (
     Store,
     normalize,
     postorder,
-    rebuild,
+    replaced,
     sum_of_products,
 )
 from strata.lir import Spacing, Step
@@ -166,12 +166,7 @@ def epilogue_of(kernel: Kernel, store: Store, sums: Expr) -> Kernel | None:
     if store.value is sums:
         return None
     stand_in = Buffer(SUMS, sums.dtype, store.buffer.shape)
-    done: dict[Expr, Expr] = {sums: Load(stand_in, tuple(store.axes))}
-    for e in postorder([store.value]):
-        if e not in done:
-            made = tuple(done[x] for x in e.inputs)
-            done[e] = e if made == e.inputs else rebuild(e, made)
-    value = done[store.value]
+    value = replaced((store.value,), {sums: Load(stand_in, tuple(store.axes))})[store.value]
     used = {e.buffer.name for e in postorder([value]) if isinstance(e, Load)}
     inputs = (*(b for b in kernel.inputs if b.name in used), stand_in)
     return normalize(Kernel(kernel.name, inputs, kernel.outputs, (replace(store, value=value),)))
@@ -433,7 +428,7 @@ def _taps_at(plan: ConvPlan) -> Any:
     def vector_at(f: IrFunction, place: str, output: Value, lanes: int, mask: str | None) -> str:
         type_ = memory_type(m.b.dtype, lanes)
         if stride == 1:
-            return f.load(type_, place, size) if mask is None else f.masked_load(type_, place, size, mask)
+            return f.load(type_, place, size, mask)
         value = "zeroinitializer"
         for lane in range(lanes):
             step: Value = lane if mask is None else f.smin(lane, f.sub(m.outputs - 1, output))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strata.backends.llvm.conv.table import ConvWindow, in_blocks
-from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
-from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish
+from strata.backends.llvm.gemm.arith import GemmArithmetic
+from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, finished
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
 from strata.backends.llvm.gemm.spec import Contraction, plan_contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, lanes_of, vector, vector_constant
@@ -203,7 +203,7 @@ class _Planes(PlaneDriver):
     def seen(self, line: str, reads: tuple[int, ...], taps: list[int], masks: dict[int, str]) -> list[str]:
         """What the pixels of a vector see of a line, through taps that need the same vectors."""
         f = self.f
-        parts = [f.masked_load(self.type, f.address("float", line, away), 4, masks[away]) for away in reads]
+        parts = [f.load(self.type, f.address("float", line, away), 4, masks[away]) for away in reads]
         return [every(f, self.type, parts, tap * self.window.dilation[1] % len(parts)) for tap in taps]
 
 
@@ -235,11 +235,7 @@ class _Depthwise(_Planes):
         x = f.address("float", self.x, offset)
         weights = f.address("float", self.weights, f.mul(channel, self.spec.k))
         width = number["count1"]
-        whole = f.round_down(width, self.lanes)
-        f.loop(0, whole, self.lanes, [], lambda at, _: self._column(plane, x, weights, at, None, top, bottom))
-        rest = f.sub(width, whole)
-        mask = f.mask_below(self.lanes, rest)
-        f.if_(f.compare("sgt", "i64", rest, 0), lambda: self._column(plane, x, weights, whole, mask, top, bottom))
+        f.vectors(width, self.lanes, lambda at, mask: self._column(plane, x, weights, at, mask, top, bottom))
 
     def _column(
         self, plane: str, x: str, weights: str, at: Value, mask: str | None, top: Value, bottom: Value
@@ -292,16 +288,9 @@ class _Depthwise(_Planes):
     def _put(self, value: str, plane: str, line: Value, at: Value, mask: str | None) -> None:
         f, out = self.f, self.product.out
         column = f.add(f.mul(line, self.number["count1"]), at)
-        if self.epilogue is not None:
-            value = self.epilogue(Site(f, self.product, "%args", plane, column, (), self.lanes, mask), value)
-        else:
-            value = convert(f, value, f32, out, self.lanes, self.product.target)
+        value = finished(Site(f, self.product, "%args", plane, column, (), self.lanes, mask), value, self.epilogue)
         place = f.address(memory_type(out), self.out, f.add(f.mul(plane, self.number["out_row"]), column))
-        type_ = memory_type(out, self.lanes)
-        if mask is None:
-            f.store(type_, value, place, out.itemsize)
-        else:
-            f.masked_store(type_, value, place, out.itemsize, mask)
+        f.store(memory_type(out, self.lanes), value, place, out.itemsize, mask)
 
 
 class _Tiles(_Depthwise):
@@ -360,13 +349,13 @@ class _Tiles(_Depthwise):
         place = f.address("float", line, first)
         if all(inside):
             return f.load(self.type, place, 4)
-        return f.masked_load(self.type, place, 4, vector_constant("i1", inside))
+        return f.load(self.type, place, 4, vector_constant("i1", inside))
 
     def _line(self, line: str) -> str:
         """All of a line, as one or two vectors together."""
         f, size = self.f, self.spec.borders[1].size
         type_ = memory_type(f32, 2 * self.lanes)
-        return f.masked_load(type_, line, 4, f.mask_below(2 * self.lanes, size))
+        return f.load(type_, line, 4, f.mask_below(2 * self.lanes, size))
 
     def _picked(self, line: str, tap: int) -> str:
         wide = 2 * self.lanes
@@ -486,4 +475,4 @@ class _Panels(_Planes):
         columns = self.product.panel_columns
         to = f.address("float", self.panel, f.add(f.mul(row, columns), column))
         for tap, value in enumerate(found):
-            f.masked_store(self.type, value, f.address("float", to, tap * self.spec.channels * columns), 4, room)
+            f.store(self.type, value, f.address("float", to, tap * self.spec.channels * columns), 4, room)

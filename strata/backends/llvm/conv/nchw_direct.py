@@ -299,8 +299,7 @@ class _Lines(PlaneDriver):
     def _phases(self, place: str, parts: list[int], masks: list[str]) -> list[Value]:
         f = self.f
         found = [
-            f.masked_load(self.type, f.address("float", place, part), 4, mask)
-            for part, mask in zip(parts, masks, strict=True)
+            f.load(self.type, f.address("float", place, part), 4, mask) for part, mask in zip(parts, masks, strict=True)
         ]
         return [every(f, self.type, found, phase) for phase in self.spec.phases]
 

@@ -338,7 +338,7 @@ class _Pool:
         """The vectors of a line that pixels see."""
         f = self.f
         return {
-            away: f.masked_load(self.type, f.address("float", place, away), 4, mask, self.nothing)
+            away: f.load(self.type, f.address("float", place, away), 4, mask, self.nothing)
             for away, mask in masks.items()
         }
 
@@ -362,4 +362,4 @@ class _Pool:
         if self.plan.epilogue is not None:
             value = _Finished(self, self.plan.epilogue, plane, column, mask).finished(value)
         place = f.add(f.mul(plane, f.mul(self.lines, self.columns)), column)
-        f.masked_store(self.type, value, f.address("float", self.pointers[out.name], place), 4, mask)
+        f.store(self.type, value, f.address("float", self.pointers[out.name], place), 4, mask)

@@ -26,7 +26,7 @@ from strata.kernel import (
     apply,
     identity,
     postorder,
-    rebuild,
+    replaced,
 )
 
 MANY_TAPS = 16  # of a window, from which a second pass costs less than the taps that it saves
@@ -84,12 +84,7 @@ def _split(
     first = Store(between, axes, axes, Reduce(pooled.kind, across, seen))
     planes = Kernel(f"{kernel.name}_0", (load.buffer,), (between,), (first,))
     left = _read(pooled.kind, between, (*front, depth, row, column), _only(load.where, depth, about=True))
-    done: dict[Expr, Expr] = {pooled: Reduce(pooled.kind, (along,), left)}
-    for e in postorder([store.value]):
-        if e not in done:
-            made = tuple(done[x] for x in e.inputs)
-            done[e] = e if made == e.inputs else rebuild(e, made)
-    value = done[store.value]
+    value = replaced((store.value,), {pooled: Reduce(pooled.kind, (along,), left)})[store.value]
     used = {e.buffer.name for e in postorder([value]) if isinstance(e, Load)}
     if between.name in {b.name for b in kernel.buffers}:
         return None

@@ -226,7 +226,7 @@ class _Emitter:
     def _load(self, base: str, index: Value, mask: str | None) -> str:
         f, size = self.f, self.spec.dtype.itemsize
         place = f.address(self.element, base, index)
-        return f.load(self._type, place, size) if mask is None else f.masked_load(self._type, place, size, mask)
+        return f.load(self._type, place, size, mask)
 
     def _splat(self, number: Value) -> str:
         type_ = with_element(self._type, "i32")
@@ -257,10 +257,7 @@ class _Emitter:
         if not self.spec.is_disjoint:
             old = self._load(out, place, mask)
             value = f.select(type_, mine, f.binary("fadd", type_, old, share), old)
-        if mask is None:
-            f.store(type_, value, to, size)
-        else:
-            f.masked_store(type_, value, to, size, mask)
+        f.store(type_, value, to, size, mask)
 
 
 @override("pool_backward", whole=True)

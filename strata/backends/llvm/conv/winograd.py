@@ -318,7 +318,7 @@ def _emit_turn(module: IrModule, lanes: int) -> str:
     def some(at: Value, mask: str | None) -> None:
         def load(i: int) -> str:
             place = f.address("float", places[i], f.add("%first", at))
-            return f.load(type_, place, 4) if mask is None else f.masked_load(type_, place, 4, mask)
+            return f.load(type_, place, 4, mask)
 
         columns = [turn([load(4 * y + x) for y in range(4)]) for x in range(4)]
         to = f.address("float", "%to", at)
@@ -326,7 +326,7 @@ def _emit_turn(module: IrModule, lanes: int) -> str:
             for x, value in enumerate(turn([columns[x][y] for x in range(4)])):
                 f.store(type_, value, f.address("float", to, f.mul("%plane", 4 * y + x)), 4)
 
-    _over_vectors(f, "%count", lanes, some)
+    f.vectors("%count", lanes, some)
     f.ret()
     return name
 
@@ -370,15 +370,6 @@ def _emit_turn_back(module: IrModule, lanes: int, columns: int) -> str:
     return name
 
 
-def _over_vectors(f: IrFunction, count: Value, lanes: int, body: Callable[[Value, str | None], None]) -> None:
-    """Whole vectors, then what is left under a mask."""
-    whole = f.round_down(count, lanes)
-    f.loop(0, whole, lanes, [], lambda at, _: body(at, None))
-    if lanes > 1:
-        rest = f.sub(count, whole)
-        f.if_(f.compare("sgt", "i64", rest, 0), lambda: body(whole, f.mask_below(lanes, rest)))
-
-
 def emit_pack_taps(module: IrModule, spec: Winograd, name: str, load: Load) -> str:
     """The packer: a panel of outputs a point, as [one of the sixteen, channel, output].
 
@@ -417,7 +408,7 @@ def emit_pack_taps(module: IrModule, spec: Winograd, name: str, load: Load) -> s
 
             f.loop(0, spec.channels, 1, [], one)
 
-        _over_vectors(f, left, lanes, some)
+        f.vectors(left, lanes, some)
 
     f.loop("%begin", "%end", 1, [], panel)
     f.ret()

@@ -46,16 +46,20 @@ class Site:
             scalar = f.load(memory_type(dtype), address, dtype.itemsize)
             scalar = convert(f, scalar, dtype, spec.accumulator, 1, spec.target)
             return f.splat(memory_type(spec.accumulator, self.lanes), scalar)
-        raw = memory_type(dtype, self.lanes)
-        if self.mask is None:
-            value = f.load(raw, address, dtype.itemsize)
-        else:
-            value = f.masked_load(raw, address, dtype.itemsize, self.mask)
+        value = f.load(memory_type(dtype, self.lanes), address, dtype.itemsize, self.mask)
         return convert(f, value, dtype, spec.accumulator, self.lanes, spec.target)
 
 
 # epilogue(site, sums) -> values to store: from `memory_type(accumulator, site.lanes)` to the same of the output's type
 Epilogue = Callable[[Site, str], str]
+
+
+def finished(site: Site, sums: str, epilogue: Epilogue | None) -> str:
+    """A vector of sums as it is stored: through the epilogue, or converted."""
+    spec = site.spec
+    if epilogue is not None:
+        return epilogue(site, sums)
+    return convert(site.f, sums, spec.accumulator, spec.out, site.lanes, spec.target)
 
 
 def emit_finish(module: IrModule, spec: Contraction, name: str, epilogue: Epilogue | None) -> str:
@@ -83,13 +87,10 @@ def emit_finish(module: IrModule, spec: Contraction, name: str, epilogue: Epilog
             place = f.address(memory_type(spec.accumulator), sums_row, f.add(at, spec.tile_elements))
             second = f.load(type_, place, spec.accumulator.itemsize)
         site = Site(f, spec, "%args", row, f.add("%column", at), batch, lanes, mask, second)
-        value = epilogue(site, sums) if epilogue else convert(f, sums, spec.accumulator, spec.out, lanes, spec.target)
+        value = finished(site, sums, epilogue)
         index = site.column if spec.unit_columns else _scattered(f, spec, site.column, out_column)
         place = f.address(element, out_base, index)
-        if mask is None:
-            f.store(memory_type(spec.out, lanes), value, place, size)
-        else:
-            f.masked_store(memory_type(spec.out, lanes), value, place, size, mask)
+        f.store(memory_type(spec.out, lanes), value, place, size, mask)
 
     whole = f.round_down("%columns", lanes)
     rest = f.sub("%columns", whole)
@@ -126,16 +127,8 @@ def put_sums(site: Site, rows: Sequence[Sequence[str]], epilogue: Epilogue | Non
             for j, sums in enumerate(row):
                 mask = last if j == len(row) - 1 else None
                 here = replace(site, row=at_row, column=f.add(site.column, j * lanes), mask=mask)
-                value = (
-                    epilogue(here, sums)
-                    if epilogue
-                    else convert(f, sums, spec.accumulator, spec.out, lanes, spec.target)
-                )
-                place = f.address(element, base, here.column)
-                if mask is None:
-                    f.store(memory_type(spec.out, lanes), value, place, size)
-                else:
-                    f.masked_store(memory_type(spec.out, lanes), value, place, size, mask)
+                value = finished(here, sums, epilogue)
+                f.store(memory_type(spec.out, lanes), value, f.address(element, base, here.column), size, mask)
 
     if columns is None:
         put(None)

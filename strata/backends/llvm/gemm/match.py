@@ -51,9 +51,9 @@ from strata.kernel import (
     linear,
     normalize,
     postorder,
-    rebuild,
     substitute_axes,
     sum_of_products,
+    with_nodes,
 )
 
 # an argument: ("buffer", (name, bytes)), ("packed", ""), ("symbol", name) or ("number", size)
@@ -423,15 +423,9 @@ def single_terms(kernel: Kernel, kept: frozenset[str]) -> tuple[Dim, Kernel, Ker
 
 
 def _in_order(kernel: Kernel, sums: Sequence[Expr], order: str) -> Kernel:
-    """A kernel of one store, whose sums get an order."""
-    (store,) = kernel.stores
-    done: dict[Expr, Expr] = {}
-    for node in postorder((store.value,)):
-        made = rebuild(node, tuple(done[x] for x in node.inputs))
-        if isinstance(made, Reduce) and node in sums:
-            made = Reduce(made.kind, made.axes, made.body, order)
-        done[node] = made
-    return replace(kernel, stores=(replace(store, value=done[store.value]),))
+    """A kernel whose sums, none inside another, get an order."""
+    given = {n: Reduce(n.kind, n.axes, n.body, order) for n in sums if isinstance(n, Reduce)}
+    return with_nodes(kernel, given)
 
 
 def few_rows_together(matrix: MatrixKernel, target: Target) -> Kernel:
@@ -455,8 +449,7 @@ def few_rows_together(matrix: MatrixKernel, target: Target) -> Kernel:
         for column in range(beside):
             places: dict[Axis, Expr] = {matrix.rows: Const(row, i64), matrix.columns: group * beside + column}
             done = substitute_axes((*store.index, store.value), places)
-            index = tuple(done[i] for i in store.index)
-            stores.append(replace(store, axes=axes, index=index, value=done[store.value]))
+            stores.append(store.rebuilt(done, axes))
     return replace(kernel, stores=tuple(stores))
 
 

@@ -291,7 +291,7 @@ class _Packer:
 
         def value(k: Value, mask: str | None) -> str:
             row = f.address(element, start, f.mul(k, self.k_stride))
-            loaded = f.load(raw, row, align) if mask is None else f.masked_load(raw, row, align, mask)
+            loaded = f.load(raw, row, align, mask)
             return convert(f, loaded, panels.source, panels.packed, panels.lanes, panels.target)
 
         if panels.group == 1:

@@ -253,12 +253,35 @@ class IrFunction:
         """The address of base[index]."""
         return str(base) if index == 0 else self.op(f"getelementptr inbounds {element}, ptr {base}, i64 {index}")
 
-    def load(self, type_: str, address: Value, align: int, *, flags: str = "") -> str:
-        return self.op(f"load {type_}, ptr {address}, align {align}{flags}")
+    # A mask that is known to have one lane: LLVM 22 would store all bytes of what was narrowed to the element type.
 
-    def store(self, type_: str, value: Value, address: Value, align: int, *, nontemporal: bool = False) -> None:
-        tail = ", !nontemporal !{i32 1}" if nontemporal else ""
-        self.statement(f"store {type_} {value}, ptr {address}, align {align}{tail}")
+    def load(
+        self, type_: str, address: Value, align: int, mask: Value | None = None, otherwise: str = "zeroinitializer", *,
+        flags: str = "",
+    ) -> str:  # fmt: skip
+        """What lies at an address; lanes outside the mask are not read, and are as `otherwise`."""
+        if mask is None:
+            return self.op(f"load {type_}, ptr {address}, align {align}{flags}")
+        if (lane := _only_lane(mask)) is not None:
+            element = element_of(type_)
+            return self.insert(type_, otherwise, self.load(element, self.address(element, address, lane), align), lane)
+        arguments = (("ptr", f"align {align} {address}"), (f"<{lanes_of(type_)} x i1>", mask), (type_, otherwise))
+        return self.call(type_, f"llvm.masked.load.{suffix(type_)}.p0", *arguments)
+
+    def store(
+        self, type_: str, value: Value, address: Value, align: int, mask: Value | None = None, *,
+        nontemporal: bool = False,
+    ) -> None:  # fmt: skip
+        """Writes a value; lanes outside the mask are left as they are."""
+        if mask is None:
+            tail = ", !nontemporal !{i32 1}" if nontemporal else ""
+            self.statement(f"store {type_} {value}, ptr {address}, align {align}{tail}")
+        elif (lane := _only_lane(mask)) is not None:
+            element = element_of(type_)
+            self.store(element, self.extract(type_, value, lane), self.address(element, address, lane), align)
+        else:
+            arguments = ((type_, value), ("ptr", f"align {align} {address}"), (f"<{lanes_of(type_)} x i1>", mask))
+            self.call("void", f"llvm.masked.store.{suffix(type_)}.p0", *arguments)
 
     def mask_below(self, lanes: int, count: Value) -> str:
         """Lanes whose number is less than `count`."""
@@ -267,27 +290,6 @@ class IrFunction:
         word = vector("i32", lanes)
         limit = self.splat(word, self.convert("trunc", "i64", count, "i32"))
         return self.compare("slt", word, vector_constant("i32", range(lanes)), limit)
-
-    # A mask that is known to have one lane: LLVM 22 would store all bytes of what was narrowed to the element type.
-
-    def masked_load(
-        self, type_: str, address: Value, align: int, mask: Value, otherwise: str = "zeroinitializer"
-    ) -> str:
-        lanes = lanes_of(type_)
-        if (lane := _only_lane(mask)) is not None:
-            element = element_of(type_)
-            return self.insert(type_, otherwise, self.load(element, self.address(element, address, lane), align), lane)
-        arguments = (("ptr", f"align {align} {address}"), (f"<{lanes} x i1>", mask), (type_, otherwise))
-        return self.call(type_, f"llvm.masked.load.{suffix(type_)}.p0", *arguments)
-
-    def masked_store(self, type_: str, value: Value, address: Value, align: int, mask: Value) -> None:
-        lanes = lanes_of(type_)
-        if (lane := _only_lane(mask)) is not None:
-            element = element_of(type_)
-            self.store(element, self.extract(type_, value, lane), self.address(element, address, lane), align)
-            return
-        arguments = ((type_, value), ("ptr", f"align {align} {address}"), (f"<{lanes} x i1>", mask))
-        self.call("void", f"llvm.masked.store.{suffix(type_)}.p0", *arguments)
 
     def prefetch(self, address: Value, *, locality: int = 3, write: bool = False) -> None:
         arguments = (("ptr", address), ("i32", int(write)), ("i32", locality), ("i32", 1))
@@ -429,6 +431,17 @@ class IrFunction:
         self._lines[position] = "\n".join(phis)
         self.label(done)
         return names
+
+    def vectors(self, count: Value, lanes: int, some: Callable[[Value, str | None], object]) -> None:
+        """some(at, mask) for so many elements: whole vectors in a loop, then what is left under a mask."""
+        whole = self.round_down(count, lanes)
+        self.loop(0, whole, lanes, [], lambda at, _: some(at, None))
+        rest = self.sub(count, whole)
+        if isinstance(rest, int):
+            if rest:
+                some(whole, self.mask_below(lanes, rest))
+        elif lanes > 1:
+            self.if_(self.compare("sgt", "i64", rest, 0), lambda: some(whole, self.mask_below(lanes, rest)))
 
     def if_(
         self,

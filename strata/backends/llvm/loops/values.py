@@ -378,7 +378,7 @@ class Values:
             bits = vector("i1", lanes)
             wanted = [divmod(at + lane, stride) for lane in range(lanes)]
             alive = f.shuffle(bits, mask, "zeroinitializer", [lanes if rest else place for place, rest in wanted])
-            loaded.append(f.masked_load(type_, pointer, align, alive))
+            loaded.append(f.load(type_, pointer, align, alive))
         places = []
         for lane in range(lanes):
             register = min(lane * stride // lanes, stride - 1)
@@ -463,11 +463,7 @@ class Values:
         f = self.f
         count = lanes * (2 if dtype.is_complex else 1)
         type_, align = memory_type(dtype, count), component_bytes(dtype)
-        if mask is None:
-            loaded = f.load(type_, pointer, align)
-        else:
-            alive = self._doubled(mask, lanes) if dtype.is_complex else mask
-            loaded = f.masked_load(type_, pointer, align, alive)
+        loaded = f.load(type_, pointer, align, self._doubled(mask, lanes) if mask and dtype.is_complex else mask)
         if dtype.is_complex:
             return deinterleave(f, memory_type(dtype), loaded, lanes)
         return (from_memory(f, dtype, loaded, lanes, self.target),)
@@ -514,12 +510,11 @@ class Values:
         start = self.at_first(comb[0].index[0])
         for number, part in enumerate(woven(f, type_, stored)):
             pointer = self._pointer(comb[0].buffer, f.add(start, number * lanes))
-            if self.context.mask is None:
-                f.store(type_, part, pointer, align)
-            else:
+            mask = self.context.mask
+            if mask is not None:
                 alive = [(number * lanes + lane) // len(comb) for lane in range(lanes)]
-                mask = f.shuffle(vector("i1", lanes), self.context.mask, "poison", alive)
-                f.masked_store(type_, part, pointer, align, mask)
+                mask = f.shuffle(vector("i1", lanes), mask, "poison", alive)
+            f.store(type_, part, pointer, align, mask)
 
     def _write(
         self, dtype: DType, parts: Parts, pointer: str, lanes: int, mask: str | None, *, past: bool = False
@@ -531,12 +526,10 @@ class Values:
             count = 2 * lanes
             mask = self._doubled(mask, lanes) if mask else None
         type_, align = memory_type(dtype, count), component_bytes(dtype)
-        if mask is not None:
-            f.masked_store(type_, value, pointer, align, mask)
-        elif past and lanes > 1:
+        if mask is None and past and lanes > 1:
             f.store(type_, value, pointer, min(_LINE, count * align), nontemporal=True)
         else:
-            f.store(type_, value, pointer, align)
+            f.store(type_, value, pointer, align, mask)
 
 
 def _spot(load: Load, further: int) -> tuple[object, ...]:

@@ -119,7 +119,7 @@ class GgufPanels:
         quants = [f.address("i16", self.quants, f.add(f.mul(r, self.k), f.mul(start, form.elements))) for r in rows]
         sides = [f.address("float", self.sides, f.mul(f.add(f.mul(r, self.blocks), start), form.record)) for r in rows]
         places = [f.address("float", self.out, f.add(f.mul(r, self.n), first)) for r in rows]
-        acc = [(self.floats, f.masked_load(self.floats, place, 4, before)) for place in places]
+        acc = [(self.floats, f.load(self.floats, place, 4, before)) for place in places]
 
         def group(b: Value, j: Value, so_far: list[str]) -> list[Value]:
             number = f.add(f.mul(b, form.groups), j)
@@ -138,7 +138,7 @@ class GgufPanels:
             return list(inner)
 
         for place, total in zip(places, f.loop(0, length, 1, acc, block), strict=True):
-            f.masked_store(self.floats, total, place, 4, mask)
+            f.store(self.floats, total, place, 4, mask)
 
     def add_part(
         self, part: int, acc: list[str], number: Value, j: Value, at: list[str], side: list[str], pairs: str

@@ -279,7 +279,7 @@ class WideRows:
             index = vector_constant("i16", range(line, line + 64))
             limit = f.splat("<64 x i16>", f.op(f"trunc i64 {size} to i16"))
             mask = f.compare("slt", "<64 x i16>", index, limit)
-            part = f.masked_load(BYTES, f.address("i8", source, line), 1, mask)
+            part = f.load(BYTES, f.address("i8", source, line), 1, mask)
             f.store(BYTES, part, f.address("i8", to, line), 64)
 
 

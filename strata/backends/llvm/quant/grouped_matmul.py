@@ -285,7 +285,7 @@ class GroupedMultiply:
             for line in range(lines):
                 f.prefetch(f.address("i8", following, 64 * line))
             for at, mask in zip(places, inside, strict=True):
-                loaded = f.masked_load(type_, f.address(self.element, row, at), self.size, mask)
+                loaded = f.load(type_, f.address(self.element, row, at), self.size, mask)
                 f.store(type_, loaded, self.place(k, at), self.size)
 
         f.loop(0, length, 1, [], one)

@@ -42,7 +42,7 @@ from strata.kernel import (
     make_nest,
     parallel_chain,
     postorder,
-    rebuild,
+    rewritten,
     split_reductions,
     split_terms,
     walk_loops,
@@ -218,14 +218,13 @@ def render_phases(name: str, phases: Phases, gpu: Gpu = HOPPER) -> Rendered:
 
 def _with_wide_sums(kernel: Kernel) -> Kernel:
     """Floats of less than 32 bits are added up in f32 and rounded at the end, so that the sums can be split."""
-    done: dict[Expr, Expr] = {}
-    for node in postorder(kernel.roots):
-        made = rebuild(node, tuple(done[x] for x in node.inputs)) if node.inputs else node
-        if isinstance(made, Reduce) and made.is_rounded and is_small(made.dtype):
-            made = made.over(made.axes, made.body.cast(f32)).cast(made.dtype)
-        done[node] = made
-    stores = tuple(replace(s, index=tuple(done[i] for i in s.index), value=done[s.value]) for s in kernel.stores)
-    return replace(kernel, stores=stores)
+
+    def widened(node: Expr) -> Expr:
+        if isinstance(node, Reduce) and node.is_rounded and is_small(node.dtype):
+            return node.over(node.axes, node.body.cast(f32)).cast(node.dtype)
+        return node
+
+    return rewritten(kernel, widened)
 
 
 def _parts(kernel: Kernel) -> list[Kernel]:

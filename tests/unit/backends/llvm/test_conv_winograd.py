@@ -54,7 +54,7 @@ def run_kernel(x: np.ndarray, w: np.ndarray, padding: Any, spec: Winograd) -> np
         type_ = memory_type(f32, lanes)
         places = [f.add(f.mul(f.add(channel, tap * channels), outputs), output) for tap in range(9)]
         lines = [f.address("float", source, place) for place in places]
-        return [f.load(type_, p, 4) if mask is None else f.masked_load(type_, p, 4, mask) for p in lines]
+        return [f.load(type_, p, 4, mask) for p in lines]
 
     target = spec.product.target
     module, packing = IrModule(target.triple), IrModule(target.triple)
