@@ -56,6 +56,7 @@ TABLES = {
     "image sizes": TableKind("ImageModel", "compiled graphs", "height and width of images", 8),
     "image tokens": TableKind("ImageDecoder", "vectors of images", "the pixels of an image", 8),
     "sound lengths": TableKind("CtcSpeech", "compiled graphs", "samples of a sound", 8),
+    "chat templates": TableKind("process", "compiled chat templates", "text of the template", 16),
     "matchers": TableKind("Tokenizer", "matchers at their start", "size of the vocabulary, text of a grammar", 64),
     # programs and their code
     "sizes": TableKind("CompiledGraph", "symbolic sizes and shapes of results", "shapes of inputs", 1024, "fifo"),

@@ -16,22 +16,21 @@ class _StopString:
     def __init__(self, text: str) -> None:
         self.text = text
         self.found = 0  # letters at the end of the text so far that the stop string begins with
-        self._shorter = [0] * len(text)  # for each prefix, the longest of its ends that is a prefix, too
-        at = 0
-        for i in range(1, len(text)):
-            while at and text[i] != text[at]:
-                at = self._shorter[at - 1]
-            at += text[i] == text[at]
-            self._shorter[i] = at
+        self._shorter = [0]  # for each prefix that was found, the longest of its ends that is a prefix, too
 
     def push(self, letter: str) -> bool:
         """Whether the stop string ends with this letter."""
-        at = self.found
-        while at and self.text[at] != letter:
-            at = self._shorter[at - 1]
-        at += self.text[at] == letter
+        at = self._longer(self.found, letter)
+        if len(self._shorter) < at:  # the table is no longer than what was found, so that it costs no more than that
+            self._shorter.append(self._longer(self._shorter[-1], self.text[at - 1]))
         self.found = at if at < len(self.text) else self._shorter[at - 1]
         return at == len(self.text)
+
+    def _longer(self, at: int, letter: str) -> int:
+        """How much is found with one more letter, where so much was."""
+        while at and self.text[at] != letter:
+            at = self._shorter[at - 1]
+        return at + (self.text[at] == letter)
 
 
 class Speech:

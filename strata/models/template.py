@@ -11,17 +11,18 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
-from jinja2 import nodes, pass_context
+from jinja2 import Template, nodes, pass_context
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from strata.config import config
-from strata.core import over_budget
+from strata.core import Table, over_budget
 from strata.errors import FileError, OptionError, StrataError
 
 MAX_BITS = 1 << 16  # of a number
@@ -90,6 +91,9 @@ class _Meter:
         return total
 
 
+_METER: ContextVar[_Meter] = ContextVar("meter")
+
+
 class _Counted(NodeTransformer):
     """Loops, lists and joined texts become calls of the environment, which counts them."""
 
@@ -126,11 +130,15 @@ class _Environment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         extensions = ["jinja2.ext.loopcontrols"]
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=_shown, extensions=extensions)
-        self.meter = _Meter()
         self.fixed: dict[str, int] = {}  # characters of each macro that are not computed
         del self.globals["lipsum"]
         self.filters["tojson"] = _json  # the one of Jinja writes <, > and & as escapes, for web pages
         self.filters = {name: self._filter(name, call) for name, call in self.filters.items()}
+
+    @property
+    def meter(self) -> _Meter:
+        """Of this use of the template, beside which there may be others."""
+        return _METER.get()
 
     def each(self, items: Any, fixed: int) -> Iterator[Any]:
         """The items of a loop, whose body has so many characters of its own."""
@@ -244,25 +252,35 @@ def _shown(context: Any, value: Any) -> Any:
     return context.environment.meter.made(value)
 
 
+def _compiled(source: str) -> Template:
+    """A template, which any number of threads may use."""
+    environment = _Environment()
+    tree = environment.parse(source)
+    for macro in tree.find_all(nodes.Macro):
+        fixed = sum(len(data.data) for data in macro.find_all(nodes.TemplateData))
+        environment.fixed[macro.name] = max(fixed, environment.fixed.get(macro.name, 0))
+    code = environment.compile(_Counted().visit(tree))
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda layout: datetime.now().astimezone().strftime(layout[:64])
+    return environment.template_class.from_code(environment, code, dict(environment.globals))
+
+
+def _refuse(message: str) -> None:
+    raise OptionError(f"the chat template says: {message}", code="O262")
+
+
+_TEMPLATES: Table[str, Template] = Table("chat templates")
+
+
 def fill_template(source: str, values: Mapping[str, Any]) -> str:
-    """The text that a template makes of values."""
-
-    def refuse(message: str) -> None:
-        raise OptionError(f"the chat template says: {message}", code="O262")
-
+    """The text that a template makes of values. It is compiled once."""
+    meter = _Meter()
+    before = _METER.set(meter)
     try:
-        environment = _Environment()
-        tree = environment.parse(source)
-        for macro in tree.find_all(nodes.Macro):
-            fixed = sum(len(data.data) for data in macro.find_all(nodes.TemplateData))
-            environment.fixed[macro.name] = max(fixed, environment.fixed.get(macro.name, 0))
-        code = environment.compile(_Counted().visit(tree))
-        environment.globals["raise_exception"] = refuse
-        environment.globals["strftime_now"] = lambda layout: datetime.now().astimezone().strftime(layout[:64])
-        template = environment.template_class.from_code(environment, code, dict(environment.globals))
+        template = _TEMPLATES.get_or_make(source, partial(_compiled, source))
         pieces: list[str] = []
         for piece in template.generate(**values):
-            environment.meter.step()
+            meter.step()
             pieces.append(piece)
         return "".join(pieces)
     except StrataError:
@@ -270,3 +288,5 @@ def fill_template(source: str, values: Mapping[str, Any]) -> str:
     except Exception as error:  # noqa: BLE001 - whatever it computes
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise FileError(f"the chat template cannot be filled in: {reason[:200]}", code="F155") from None
+    finally:
+        _METER.reset(before)

@@ -29,6 +29,7 @@ from strata.kinds import counted
 from strata.models import PAGE, Decoder, Grammar, PagedCache, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
 from strata.serving.batching import LEAST, Batch, Prefill, PrefillChunk, exact_batcher
+from strata.serving.courtesy import Courtesy
 from strata.serving.generation import Generation, score
 from strata.serving.limits import ON_DEVICE, ON_HOST, Limits, usual_tokens
 from strata.serving.metrics import Metrics
@@ -92,6 +93,7 @@ class Engine:
         self.limits = Limits(max_length=model.context, vocabulary=model.config.vocab)
         self.metrics = metrics or Metrics()
         self.limit = queue
+        self.courtesy = Courtesy()  # to what other threads do for requests
         self._batcher = exact_batcher(max_tokens, max_requests)
         self._waiting: AdapterQueue[Generation] = AdapterQueue(max_requests, known=self.adapters)
         self._reading: deque[Prefill[Generation]] = deque()
@@ -269,10 +271,8 @@ class Engine:
         for request in list(self._running):
             if request.table is not None and not request.is_done:  # others have not made room by it
                 self._grow(request)
-        pool = self.cache.pool
-        for name, value in (("waiting", len(self._waiting) + len(self._preempted)), ("active", self._active),
-                            ("free_pages", pool.free), ("pages", pool.pages), ("kept_pages", pool.kept)):  # fmt: skip
-            self.metrics.set(name, value)
+        for name, value in self.load.items():
+            self.metrics.set("active" if name == "running" else name, value)
         ready = [g for g in self._running if g.can_go_on(self.model.context)]
         turns = sorted(ready, key=lambda g: (min(len(g.tokens), FIRST_TOKENS), g.last_step))
         most = self._batcher.max_entries - (1 if self._reading and self._batcher.max_entries > 1 else 0)
@@ -577,7 +577,9 @@ class Engine:
     def _work(self) -> None:
         while True:
             try:
+                start = time.perf_counter()
                 if self.step():
+                    self.courtesy.wait(time.perf_counter() - start)
                     continue
                 if self._speculates and not self._closing:
                     self.model.graph_for(every=True, layout=self.cache.layout)

@@ -33,6 +33,7 @@ from strata.serving.api.requests import (
     parse_text,
 )
 from strata.serving.api.responses import ResponseAnswer, ResponseRequest, parse_response
+from strata.serving.courtesy import Courtesy
 from strata.serving.engine import Engine
 from strata.serving.generation import Generation
 from strata.serving.limits import Limits
@@ -168,8 +169,9 @@ class Service:
         self.name = next(iter(self.engines), None) or next(iter(self.embedders))
         self.recorder, self.created = recorder, int(time.time())
         self.metrics = self.engine.metrics if self.engine is not None else Metrics()
+        self.courtesy = Courtesy()
         for engine in self.engines.values():
-            engine.metrics = self.metrics
+            engine.metrics, engine.courtesy = self.metrics, self.courtesy
         self.limits = Limits(max_batch=TEXTS_AT_ONCE)
         self.trials = GrammarTrials()
         self._settings = copy_context()  # such as the number of threads

@@ -1,9 +1,11 @@
 """How long innocents wait while others attack: each attack beside the same questions asked in peace.
 
-python -m tests.torture.innocents [MODEL] [--attack NAME] [--seconds 6]
+python -m tests.torture.innocents [MODEL] [--attack NAME] [--seconds 1] [--rounds 8]
 
 A process serves a model, by default a tiny random one. An innocent asks short questions one after another: for a while
-in peace, then while another process attacks, in turns, so that a busy machine slows both. The medians are compared.
+in peace, then while another process attacks, in many short turns, so that a busy machine slows both. The medians are
+compared; and those of the CPU time that the server took, for whomever, while an innocent waited. That is no less than
+the work that came in between, and does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from tests.unit.serving.conftest import chat_folder
 
 Attack = Callable[[str, int], Awaitable[None]]
 CLIENTS, PAUSE = 4, 0.1  # attackers at a time, and their seconds between two attacks
+MOST_REST = 20.0  # seconds until the last attacks are answered
 PATH = "/v1/chat/completions"
 
 
@@ -132,15 +136,17 @@ def attacks() -> dict[str, Attack]:
     }  # fmt: skip
 
 
-def _attacker(name: str, host: str, port: int, seconds: float) -> None:
-    """In a process of its own."""
+def _attacker(name: str, host: str, port: int, goes_on: Any, busy: Any) -> None:
+    """In a process of its own: attacks while the event is set; `busy` clients have not got their answer."""
     attack = attacks()[name]
 
     async def client() -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            with suppress(OSError, TimeoutError, ValueError, IndexError):
-                await attack(host, port)
+        while True:
+            if goes_on.is_set():
+                busy.value += 1
+                with suppress(OSError, TimeoutError, ValueError, IndexError):
+                    await attack(host, port)
+                busy.value -= 1
             await asyncio.sleep(PAUSE)
 
     async def all_clients() -> None:
@@ -149,31 +155,58 @@ def _attacker(name: str, host: str, port: int, seconds: float) -> None:
     asyncio.run(all_clients())
 
 
-async def waits(host: str, port: int, seconds: float) -> list[float]:
-    """How long short questions take, asked one after another."""
+@dataclass(frozen=True)
+class Wait:
+    """How long a question took, and the server's CPU time meanwhile."""
+
+    seconds: float
+    cpu: float
+
+
+def cpu_seconds(process: int) -> float:
+    """CPU time of a process and all its threads."""
+    return time.clock_gettime((~process << 3) | 2)  # the kernel's number of that clock
+
+
+async def waits(host: str, port: int, process: int, seconds: float) -> list[Wait]:
+    """What short questions take, asked one after another."""
     found, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
-        start = time.perf_counter()
+        begun, start = cpu_seconds(process), time.perf_counter()
         answer = await ask(host, port, "/v1/completions", {"prompt": "hello", "max_tokens": 3, "temperature": 0})
         assert "choices" in answer, answer
-        found.append(time.perf_counter() - start)
+        found.append(Wait(time.perf_counter() - start, cpu_seconds(process) - begun))
         await asyncio.sleep(0.02)
     return found
 
 
-def measure(name: str, host: str, port: int, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
+def measure(
+    name: str, host: str, port: int, process: int, seconds: float, rounds: int
+) -> tuple[list[Wait], list[Wait]]:
     """Waits in peace and under attack, in turns."""
-    calm: list[float] = []
-    hurt: list[float] = []
-    for _ in range(rounds):
-        calm += asyncio.run(waits(host, port, seconds))
-        process = multiprocessing.get_context("spawn").Process(target=_attacker, args=(name, host, port, seconds + 3))
-        process.start()
-        time.sleep(2.5)  # until it has begun
-        hurt += asyncio.run(waits(host, port, seconds))
-        process.join(30)
-        process.terminate()
-        time.sleep(1)
+    calm: list[Wait] = []
+    hurt: list[Wait] = []
+    context = multiprocessing.get_context("spawn")
+    goes_on, busy = context.Event(), context.Value("i", 0, lock=False)
+    attacker = context.Process(target=_attacker, args=(name, host, port, goes_on, busy), daemon=True)
+    attacker.start()
+    try:
+        for _ in range(rounds):
+            end = time.monotonic() + MOST_REST
+            while busy.value and time.monotonic() < end:
+                time.sleep(0.05)
+            time.sleep(0.2)
+            calm += asyncio.run(waits(host, port, process, seconds))
+            goes_on.set()
+            end = time.monotonic() + MOST_REST
+            while not busy.value and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            hurt += asyncio.run(waits(host, port, process, seconds))
+            goes_on.clear()
+    finally:
+        attacker.terminate()
+        attacker.join(10)
     return calm, hurt
 
 
@@ -181,8 +214,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", nargs="?")
     parser.add_argument("--attack", action="append", choices=list(attacks()))
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
     slow = []
     with tempfile.TemporaryDirectory() as folder:
@@ -195,10 +228,13 @@ def main() -> int:
             host, port = url.removeprefix("http://").split(":")
             try:
                 for name in options.attack or attacks():
-                    calm, hurt = measure(name, host, int(port), options.seconds, options.rounds)
-                    usual, now = statistics.median(calm), statistics.median(hurt)
-                    print(f"{name:9} usual {usual * 1e3:6.0f} ms, now {now * 1e3:6.0f} ms ({now / usual:4.1f}), worst "
-                          f"{max(calm) * 1e3:6.0f} and {max(hurt) * 1e3:6.0f} ms", flush=True)  # fmt: skip
+                    calm, hurt = measure(name, host, int(port), process.pid, options.seconds, options.rounds)
+                    usual, now = (statistics.median(w.seconds for w in some) for some in (calm, hurt))
+                    own, all_ = (statistics.median(w.cpu for w in some) for some in (calm, hurt))
+                    print(f"{name:9} usual {usual * 1e3:6.1f} ms, now {now * 1e3:6.1f} ms ({now / usual:4.1f}); CPU "
+                          f"{own * 1e3:6.1f} and {all_ * 1e3:6.1f} ms ({all_ / own:4.1f}); worst "
+                          f"{max(w.seconds for w in calm) * 1e3:6.0f} and {max(w.seconds for w in hurt) * 1e3:6.0f} ms",
+                          flush=True)  # fmt: skip
                     if now > 2 * usual and name != "honest":
                         slow.append(name)
             finally:

@@ -111,7 +111,8 @@ class _Api:
     async def _read(self, request: Request, raw: bytes, read: Callable[[Request, bytes], T]) -> T:
         work = asyncio.get_running_loop().run_in_executor
         if len(raw) < LARGE:
-            return await work(self._pool, read, request, raw)
+            with self._service.courtesy.work():
+                return await work(self._pool, read, request, raw)
         async with self._pace.turn() as turn:
             if await request.is_disconnected():
                 raise ClientDisconnect
@@ -172,7 +173,8 @@ class _Api:
                 return Response(status_code=499)
             request.state.told = job.describe()
             try:
-                body = await loop.run_in_executor(self._pool, lambda: json.dumps(job.whole()).encode())
+                with self._service.courtesy.work():
+                    body = await loop.run_in_executor(self._pool, lambda: json.dumps(job.whole()).encode())
             except Gone:
                 return Response(status_code=499)
             except Exception as error:  # noqa: BLE001 - whatever it is, the client is told and the server goes on
@@ -264,7 +266,7 @@ def _parsed(raw: bytes) -> Any:
         raise Refused(400, f"the body has more than {MOST_LISTS} lists and objects", code="invalid_json")
     try:
         body = json.loads(raw)
-        if b"\\u" in raw:
+        if b"\\" in raw and b"\\u" in raw:  # one byte is looked for much faster than two
             json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise Refused(400, "the body has half of a surrogate pair, which is not a character",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from strata.models import folder_tokenizer
 pytest.importorskip("tokenizers", reason="needs tokenizers")
 pytest.importorskip("jinja2", reason="needs jinja2")
 
+from strata.models import template
 from strata.models.template import fill_template
 from tests.fuzz.mutate.tokenizers import sound_tokenizers
 
@@ -251,3 +254,23 @@ def test_the_names_of_the_counters_cannot_be_taken() -> None:
     template = "{% set each = 3 %}{% set whole = 3 %}" + STEPS
     with using(max_steps=1000), pytest.raises(StrataError, match="max_steps"):
         fill_template(template, VALUES)
+
+
+def test_a_template_is_compiled_once_and_each_use_has_its_own_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{% for i in range(n) %}{{ x }}{% endfor %}{# compiled once #}"
+    compiled: list[str] = []
+    inner = template._compiled
+    monkeypatch.setattr(template, "_compiled", lambda text: compiled.append(text) or inner(text))
+    with using(max_steps=100), ThreadPoolExecutor(4) as threads:
+        settings = [copy_context() for _ in range(24)]
+
+        def use(at: int) -> str:
+            return settings[at].run(fill_template, source, {"n": 30 if at % 3 else 300, "x": at})
+
+        for at, made in enumerate([threads.submit(use, at) for at in range(24)]):
+            if at % 3:
+                assert made.result() == str(at) * 30
+            else:
+                with pytest.raises(BudgetError, match="takes 101 steps"):
+                    made.result()
+    assert compiled == [source]

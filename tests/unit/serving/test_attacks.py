@@ -517,3 +517,12 @@ def test_https(decoder: Make, tmp_path: Path) -> None:
             assert b"200 OK" not in plain.recv(1000)
         with pytest.raises(OptionError, match="is not a certificate"):
             ask(server.url, TEXT, body, certificate=str(tmp_path / "none.pem"))
+
+
+def test_long_stop_strings_cost_what_is_found_of_them() -> None:
+    """No table of 16,000 entries is made for a request that says ten letters."""
+    said = Speech(Spelled(), [f"{'ab' * 400}{i:x}" for i in range(16)])  # type: ignore[arg-type]
+    assert all(len(stop._shorter) == 1 for stop in said._stops)
+    for letter in "xxababxx":
+        said.push(ord(letter))
+    assert {len(stop._shorter) for stop in said._stops} == {4}
