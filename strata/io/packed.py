@@ -1,4 +1,4 @@
-"""Quantised weights of safetensors folders: AWQ, GPTQ, compressed-tensors, bitsandbytes, torchao, FP8.
+"""Quantised weights of safetensors folders: AWQ, GPTQ, compressed-tensors, bitsandbytes, torchao, FP8, MXFP4.
 
 Each layout is brought, bit for bit, into blocks that matmuls read as they are: codes of 4 or 8 bits along a row, with
 the scale and the zero point of their group before them. Nothing is dequantised.
@@ -18,7 +18,16 @@ from strata.io.gguf import GgufTensor
 from strata.ops import gguf_blocks
 
 Tensors = Mapping[str, Any]
-METHODS: Final = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "torchao")
+METHODS: Final = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "mxfp4", "torchao")
+COMPRESSED: Final = (
+    "dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision",
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+)  # fmt: skip
+# how names of parts end that stand for nothing by themselves
+PARTS: Final = (
+    ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_global_scale", ".qzeros", ".scales",
+    ".scale_packed", ".compressed", ".bitmask", ".absmax",
+)  # fmt: skip
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each four bits of a word
 SHORT: Final = {"f16": "h", "bf16": "b", "f32": "f"}
 FLOAT8: Final = {"f8e4m3": "e4m3", "f8e5m2": "e5m2"}
@@ -43,6 +52,31 @@ class _Packed:
 
     def __init__(self, tensors: Tensors, settings: Mapping[str, Any], method: str) -> None:
         self.left, self.settings, self.method = dict(tensors), settings, method
+        self.weights = self._weight_settings()
+        self.groups = tuple(
+            g for s in (settings, *self.weights) for g in (s.get("group_size"), s.get("q_group_size"))
+            if type(g) is int and g > 0
+        )  # fmt: skip
+        self.squares = tuple(
+            (b[0], b[1]) for s in (settings, *self.weights) for b in (s.get("weight_block_size"), s.get("block_structure"))
+            if isinstance(b, list) and len(b) == 2 and all(type(x) is int and x > 0 for x in b)
+        )  # fmt: skip
+
+    def _weight_settings(self) -> list[Mapping[str, Any]]:
+        """What compressed-tensors says of the weights of each group of modules."""
+        if self.method != "compressed-tensors":
+            return []
+        named = self.settings.get("config_groups")
+        groups = [g for g in named.values() if isinstance(g, Mapping)] if isinstance(named, Mapping) else []
+        for form in (self.settings.get("format"), *(g.get("format") for g in groups)):
+            if form is not None and form not in COMPRESSED:
+                raise self.fail(f"the format {form!r}; known are {', '.join(COMPRESSED)}")
+        sparsity, transforms = (self.settings.get(f"{what}_config") for what in ("sparsity", "transform"))
+        if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
+            raise self.fail(f"sparsity_config has the format {sparsity.get('format')!r}; only dense weights are known")
+        if isinstance(transforms, Mapping) and transforms.get("config_groups"):
+            raise self.fail("transform_config: weights and activations that are rotated are not known")
+        return [g["weights"] for g in groups if isinstance(g.get("weights"), Mapping)]
 
     def made(self) -> dict[str, Any]:
         readers: dict[str, Callable[[str], GgufTensor]] = {
@@ -59,10 +93,16 @@ class _Packed:
             elif ".weight.quant_state.bitsandbytes__" in name:
                 base = name.partition(".weight.quant_state.")[0]
                 found[f"{base}.weight"] = self._four_bits(base, name)
+            elif self.method == "mxfp4" and name.endswith("_blocks"):
+                base = name.removesuffix("_blocks")
+                found[base] = self._power_blocks(base, *(self.take(f"{base}_{x}", "u8") for x in ("blocks", "scales")))
         for name in [n for n in self.left if n.endswith(".weight")]:
             base, kind = name.removesuffix(".weight"), as_dtype(self.left[name].dtype).name
             if kind == "i8" or kind in FLOAT8:
                 found[name] = self._scaled(base)
+        lost = next((n for n in self.left if n.endswith(PARTS)), None)
+        if lost is not None:
+            raise self.fail(f"{lost!r} is a part of a weight that was not found, or is of another layout")
         return self.left | found
 
     # --------------------------------------------------------------------------------------------------------- helpers
@@ -86,6 +126,8 @@ class _Packed:
         if kind not in kinds.split() or (rank is not None and array.ndim != rank):
             axes = "" if rank is None else f" of {rank} axes"
             raise self.fail(f"{name!r} is {kind}{list(array.shape)}, not one of {kinds}{axes}")
+        if not array.size:
+            raise self.fail(f"{name!r} is empty: {kind}{list(array.shape)}")
         return array
 
     def whole(self, key: str, default: Any) -> int:
@@ -94,26 +136,37 @@ class _Packed:
             raise self.fail(f"{key} is {value!r}, a whole number is wanted")
         return value
 
+    def group(self, name: str, k: int, count: int) -> int:
+        """The columns that share a scale where a row has so many; of the last group there may be fewer."""
+        if count == 1:
+            return k
+        sizes = (*self.groups, *(columns for _, columns in self.squares), *([k // count] if k % count == 0 else []))
+        found = next((size for size in sizes if -(-k // size) == count), 0)
+        if not found:
+            raise self.fail(f"{name!r} has {count} scales for {k} columns, in groups of {sizes or 'no known size'}")
+        return found
+
     def blocks(
         self, name: str, kind: str, codes: np.ndarray, scale: np.ndarray, zero: np.ndarray | None = None,
-        order: np.ndarray | None = None,
+        order: np.ndarray | None = None, group: int = 0,
     ) -> GgufTensor:  # fmt: skip
         """A matrix from codes u8[N, K], and a scale and a zero point (or what is added) [N, groups] beside them."""
         n, k = codes.shape
-        if scale.ndim != 2 or len(scale) != n or not scale.shape[1] or k % scale.shape[1]:
+        if scale.ndim != 2 or len(scale) != n or not 0 < scale.shape[1] <= k:
             raise self.fail(f"{name!r} [{n}, {k}] has scales {list(scale.shape)}")
         if zero is not None and zero.shape != scale.shape:
             raise self.fail(f"{name!r} has scales {list(scale.shape)} and zero points {list(zero.shape)}")
-        group = k // scale.shape[1]
-        size = next((s for s in gguf_blocks.GROUPS if group % s == 0), 0)
+        group = group or self.group(name, k, scale.shape[1])
+        size = next((s for s in gguf_blocks.GROUPS if group % s == 0 and k % s == 0), 0)
         if not size:
-            raise self.fail(f"{name!r} has groups of {group}, which are not a multiple of {LEAST_GROUP}")
+            raise self.fail(f"{name!r} has {k} columns in groups of {group}, which are not multiples of {LEAST_GROUP}")
+        places = np.arange(k // size) * size // group
         form = gguf_blocks.PACKED[f"{kind}_{size}{SHORT[as_dtype(scale.dtype).name]}"]
         made = np.zeros((n, k // size, form.bytes), np.uint8)
         at = scale.dtype.itemsize
 
         def spread(x: np.ndarray) -> np.ndarray:
-            return np.repeat(np.ascontiguousarray(x), group // size, axis=1)
+            return np.ascontiguousarray(x[:, places])
 
         made[..., :at] = spread(scale)[..., None].view(np.uint8)
         if kind == "m4":
@@ -125,102 +178,150 @@ class _Packed:
                 made[..., at] = spread(zero.astype(np.int8 if kind == "i8" else np.uint8)).view(np.uint8)
             at += 1
         parts = codes.reshape(n, k // size, size)
-        if kind in ("u4", "m4", "nf4", "fp4"):
-            halves = parts.reshape(n, k // size, size // 32, 2, 16)
-            parts = (halves[..., 0, :] | halves[..., 1, :] << 4).reshape(n, k // size, size // 2)
-        made[..., at:] = parts
+        made[..., at:] = _in_halves(parts) if kind in ("u4", "m4", "nf4", "fp4") else parts
         return GgufTensor(name, form.name, (n, k), made.reshape(n, -1), order)
 
     # --------------------------------------------------------------------------------------------------------- layouts
 
     def _awq(self, base: str) -> GgufTensor:
-        """Words [K, N/8] of eight columns in an order of their own."""
-        if self.whole("bits", self.whole("w_bit", 4)) != 4 or self.settings.get("version", "gemm") not in (
-            "gemm",
-            "GEMM",
-        ):
-            raise self.fail(
-                f"{self.settings.get('bits')} bits, version {self.settings.get('version')!r}; 4, gemm is known"
-            )
+        """Words [K, N/8] of eight columns in an order of their own; or, for products with vectors, [N, K/8]."""
+        bits = self.whole("bits", self.whole("w_bit", 4))
+        form = next((f for f in map(self.settings.get, ("version", "format", "checkpoint_format")) if f), "gemm")
+        if bits != 4 or str(form).lower() not in ("gemm", "gemv"):
+            raise self.fail(f"{bits} bits, version {form!r}; 4, gemm and gemv are known")
         words, zeros = (self.take(f"{base}.{part}", "i32", 2) for part in ("qweight", "qzeros"))
         scales = self.take(f"{base}.scales", "f16 bf16 f32", 2)
-        codes, zero = (_nibbles(x)[..., np.argsort(AWQ_ORDER)].reshape(len(x), -1) for x in (words, zeros))
+        codes, zero = (_fields(x, 4) for x in (words, zeros))
+        if str(form).lower() == "gemv":
+            return self._awq_rows(base, codes, zero, scales)
+        order = np.argsort(AWQ_ORDER)
+        codes, zero = (x.reshape(len(x), -1, 8)[..., order].reshape(len(x), -1) for x in (codes, zero))
         if codes.shape[1] != scales.shape[1]:
             raise self.fail(f"{base!r} has words {list(words.shape)} and scales {list(scales.shape)}")
         return self.blocks(base, "u4", codes.T, scales.T, zero.T)
 
+    def _awq_rows(self, base: str, codes: np.ndarray, zero: np.ndarray, scales: np.ndarray) -> GgufTensor:
+        """Codes [N, K]; scales and zero points [N, groups] with columns behind them that nothing belongs to."""
+        group = self.groups[0] if self.groups else codes.shape[1]
+        count = -(-codes.shape[1] // group)
+        if scales.shape != zero.shape or scales.shape[1] < count:
+            raise self.fail(f"{base!r} has {count} groups, scales {list(scales.shape)}, zero points {list(zero.shape)}")
+        return self.blocks(base, "u4", codes, scales[:, :count], zero[:, :count], group=group)
+
     def _gptq(self, base: str) -> GgufTensor:
         """Words [K · bits/32, N] of neighbours along K; rows may belong to groups in any order."""
-        bits = self.whole("bits", 4)
-        if bits not in (4, 8):
-            raise self.fail(f"{bits} bits; 4 and 8 are known")
+        form = next((f for f in map(self.settings.get, ("checkpoint_format", "format")) if f), "gptq")
+        if form not in ("gptq", "gptq_v2") or self.settings.get("is_marlin_format"):
+            raise self.fail(f"the checkpoint format {form!r}; gptq and gptq_v2 are known")
         words, zeros = (self.take(f"{base}.{part}", "i32", 2) for part in ("qweight", "qzeros"))
         scales = self.take(f"{base}.scales", "f16 bf16 f32", 2)
         places = self.take_if(f"{base}.g_idx", "i32 i64", 1)
-        each = 32 // bits
-        codes = _fields(words.T, bits).reshape(words.shape[1], -1)  # [N, K]
-        shift = 0 if self.settings.get("checkpoint_format") == "gptq_v2" else 1
-        zero = _fields(zeros, bits).reshape(len(zeros), -1).astype(np.int16) + shift  # [groups, N]
-        n, k = codes.shape
-        if scales.shape[1] != n or zero.shape[1] != n or len(words) * each != k:
+        bits = self.whole("bits", 4)
+        if places is not None and places.size and 32 * len(words) % len(places) == 0:
+            bits = 32 * len(words) // len(places)  # of this weight: there may be others of more or fewer
+        if bits not in (2, 3, 4, 8):
+            raise self.fail(f"{bits} bits; 2, 3, 4 and 8 are known")
+        codes, zero = _fields(words.T, bits), _fields(_one_more(zeros, bits) if form == "gptq" else zeros, bits)
+        n = len(codes)
+        if scales.shape[1] != n or zero.shape[1] != n or len(zero) != len(scales):
             raise self.fail(
                 f"{base!r} has words {list(words.shape)}, zero points {list(zeros.shape)}, scales {list(scales.shape)}"
             )
-        codes, order = self._in_groups(base, codes, places, len(scales))
-        if bits == 4:
-            return self.blocks(base, "u4", codes, scales.T, zero.T, order)
-        return self.blocks(base, "i8", codes ^ 128, scales.T, zero.T - 128, order)
+        codes, order, group = self._in_groups(base, codes, places, len(scales))
+        return self._unsigned(base, bits, codes, scales.T, zero.T, order, group)
+
+    def _unsigned(
+        self, base: str, bits: int, codes: np.ndarray, scale: np.ndarray, zero: np.ndarray, order: np.ndarray | None,
+        group: int,
+    ) -> GgufTensor:  # fmt: skip
+        """Blocks of whole numbers without sign, and of zero points among them."""
+        if bits <= 4:
+            return self.blocks(base, "u4", codes, scale, zero, order, group)
+        return self.blocks(base, "i8", codes ^ 128, scale, zero.astype(np.int16) - 128, order, group)
 
     def _in_groups(
         self, base: str, codes: np.ndarray, places: np.ndarray | None, groups: int
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Columns so that groups lie together, and the order in which elements of x belong to them."""
-        if places is None or not groups or codes.shape[1] % groups:
-            return codes, None
+    ) -> tuple[np.ndarray, np.ndarray | None, int]:
+        """Columns so that groups lie together, the order in which elements of x belong to them, and a group's size."""
+        if places is None or (places == -1).all():  # not filled in where each column is in its own place
+            return codes, None, 0
         counts = (
             np.bincount(places, minlength=groups)
-            if places.size and places.min() >= 0 and places.max() < groups
-            else None
+            if groups and places.size and places.min() >= 0 and places.max() < groups
+            else np.zeros(0)
         )
-        if len(places) != codes.shape[1] or counts is None or (counts != len(places) // groups).any():
+        if (
+            len(places) != codes.shape[1]
+            or not len(counts)
+            or not (counts[:-1] == counts[0]).all()
+            or not (0 < counts[-1] <= counts[0])
+        ):
             raise self.fail(f"{base}.g_idx does not name {groups} groups of the same size")
         order = np.argsort(places, kind="stable").astype(np.int64)
         if (order == np.arange(len(order))).all():
-            return codes, None
-        return codes[:, order], order
+            return codes, None, int(counts[0])
+        return codes[:, order], order, int(counts[0])
 
     def _compressed(self, base: str) -> GgufTensor:
-        """Words [N, K/8], or [N, K/4], of neighbours along K, moved up by half their range."""
+        """Words [N, K · bits/32] of neighbours along K, moved up by half their range; or bytes of two small floats."""
         words = self.take(f"{base}.weight_packed", "i32 u8", 2)
-        scale = self.take(f"{base}.weight_scale", "f16 bf16 f32 f8e4m3 u8", 2)
+        scale = self.take(f"{base}.weight_scale", "f16 bf16 f32 f8e4m3 u8")
         if words.dtype == np.uint8:
-            raise self.fail(f"{base!r} is packed in bytes; 4-bit floats with two scales are not known")
+            return self._small_floats(base, words, scale)
         zeros = self.take_if(f"{base}.weight_zero_point", "i32 i8", 2)
         places = self.take_if(f"{base}.weight_g_idx", "i32 i64", 1)
         shape = self.take_if(f"{base}.weight_shape", "i64 i32", 1)
-        columns = int(shape[1]) if shape is not None and len(shape) == 2 else words.shape[1] * 8
-        bits = 4 if words.shape[1] * 8 == columns else 8
-        if words.shape[1] * (32 // bits) != columns:
-            raise self.fail(f"{base!r} has {words.shape[1]} words for {columns} columns; 4 and 8 bits are known")
-        codes = _fields(words, bits).reshape(len(words), -1)
-        middle = 1 << bits - 1
+        known = [b for s in self.weights if type(b := s.get("num_bits")) is int and 1 <= b <= 8] or [4]
+        columns = int(shape[1]) if shape is not None and len(shape) == 2 else words.shape[1] * 32 // known[0]
+        bits = next((b for b in (*known, *range(1, 9)) if -(-columns * b // 32) == words.shape[1]), 0)
+        if not bits or scale.dtype == np.uint8:
+            raise self.fail(f"{base!r} has {words.shape[1]} words for {columns} columns, scales {scale.dtype}")
+        codes = _fields(words, bits)[:, :columns]
+        n, middle = len(codes), 1 << bits - 1
+        scale = self._spread(base, scale, n, columns)
         if zeros is None:
-            zero = np.full(scale.shape, middle, np.int16)
+            zero = np.full(scale.shape, middle, np.uint8)
         elif zeros.dtype == np.int32:
-            zero = _fields(zeros.T, bits).reshape(zeros.shape[1], -1).T[: len(codes)].astype(np.int16)
+            zero = _fields(zeros.T, bits).T[:n]
         else:
-            zero = zeros.astype(np.int16) + middle
-        codes, order = self._in_groups(base, codes, places, scale.shape[1])
-        if bits == 4:
-            return self.blocks(base, "u4", codes, scale, zero, order)
-        return self.blocks(base, "i8", codes ^ 128, scale, zero - middle, order)
+            zero = self._spread(base, (zeros.astype(np.int16) + middle).astype(np.uint8), n, columns)
+        codes, order, group = self._in_groups(base, codes, places, scale.shape[1])
+        return self._unsigned(base, bits, codes, scale, zero, order, group)
+
+    def _small_floats(self, base: str, pairs: np.ndarray, scale: np.ndarray) -> GgufTensor:
+        """4-bit floats [N, K/2], a power of two for 32 of them; or an 8-bit float for 16, and one scale for all."""
+        n, k = len(pairs), 2 * pairs.shape[1]
+        if scale.dtype == np.uint8:
+            return self._power_blocks(base, pairs.reshape(n, -1, 16 if k % 32 == 0 else k // 2), scale)
+        whole = self.take(f"{base}.weight_global_scale", "f32")
+        size = next((s for s in gguf_blocks.GROUPS if k % s == 0 and s >= 64), 0)
+        if whole.size != 1 or not size or scale.shape != (n, k // 16) or as_dtype(scale.dtype).name != "f8e4m3":
+            raise self.fail(f"{base!r} [{n}, {k}] has scales {list(scale.shape)} and {list(whole.shape)}")
+        form = gguf_blocks.PACKED[f"nvfp4_{size}f"]
+        made = np.zeros((n, k // size, form.bytes), np.uint8)
+        with np.errstate(divide="ignore"):
+            factor = np.float32(1) / whole.reshape(-1)[:1] * np.float32(form.d.times)
+        form.d.write(made.reshape(-1, form.bytes), np.broadcast_to(factor, made.shape[0] * made.shape[1]))
+        made[..., 4 : 4 + size // 16] = scale.view(np.uint8).reshape(n, k // size, -1)
+        made[..., 4 + size // 16 :] = _halves_of_pairs(pairs.reshape(n, k // size, -1))
+        return GgufTensor(base, form.name, (n, k), made.reshape(n, -1))
+
+    def _power_blocks(self, base: str, pairs: np.ndarray, scale: np.ndarray) -> GgufTensor:
+        """4-bit floats [.., K/32, 16], and the power of two of each 32 [.., K/32]."""
+        if pairs.ndim not in (3, 4) or pairs.shape[-1] != 16 or pairs.shape[:-1] != scale.shape:
+            raise self.fail(f"{base!r} has blocks {list(pairs.shape)} and scales {list(scale.shape)}")
+        made = np.empty((*scale.shape, 17), np.uint8)
+        made[..., 0] = scale
+        made[..., 1:] = _halves_of_pairs(pairs)
+        return GgufTensor(base, "mxfp4", (*scale.shape[:-1], 32 * scale.shape[-1]), made.reshape(*scale.shape[:-1], -1))
 
     def _scaled(self, base: str) -> GgufTensor:
         """Bytes, whole numbers or floats, [N, K], with a scale for all, for each row, or for each block."""
         codes = self.take(f"{base}.weight", " ".join(("i8", *FLOAT8)), 2)
-        kinds = "f16 bf16 f32"
-        inverse = self.take_if(f"{base}.weight_scale_inv", kinds)
-        scale = inverse if inverse is not None else self.take(f"{base}.weight_scale", kinds)
+        inverse = self.take_if(f"{base}.weight_scale_inv", "f16 bf16 f32")
+        scale = inverse if inverse is not None else self.take(f"{base}.weight_scale", "f16 bf16 f32 u8")
+        if scale.dtype == np.uint8:  # powers of two
+            scale = np.ldexp(np.float32(1), scale.astype(np.int32) - 127)
         zeros = self.take_if(f"{base}.weight_zero_point", "i8 i32")
         self.left.pop(f"{base}.input_scale", None)
         n, k = codes.shape
@@ -235,12 +336,10 @@ class _Packed:
             return np.broadcast_to(x.reshape(1, 1), (n, 1))
         if x.shape in ((n,), (n, 1)):
             return x.reshape(n, 1)
-        sizes = self.settings.get("weight_block_size")
-        if isinstance(sizes, list) and len(sizes) == 2 and all(type(s) is int and s > 0 for s in sizes):
-            rows, columns = sizes
-            if x.shape == (-(-n // rows), -(-k // columns)) and k % columns == 0:
+        for rows, columns in self.squares:
+            if x.shape == (-(-n // rows), -(-k // columns)):
                 return np.repeat(x, rows, axis=0)[:n]
-        if x.ndim == 2 and len(x) == n and x.shape[1] and k % x.shape[1] == 0:
+        if x.ndim == 2 and len(x) == n and x.shape[1]:
             return x
         raise self.fail(f"{base!r} [{n}, {k}] has scales {list(x.shape)}")
 
@@ -248,7 +347,9 @@ class _Packed:
         """bitsandbytes' 8 bits: the largest magnitude of each row, at 127."""
         codes = self.take(f"{base}.weight", "i8", 2)
         scale = self.take(f"{base}.SCB", "f32", 1) / np.float32(127)
-        self.left.pop(f"{base}.weight_format", None)
+        form = self.take_if(f"{base}.weight_format", "u8")
+        if form is not None and form.any():
+            raise self.fail(f"{base!r} has the weight_format {form.reshape(-1).tolist()[:4]}; 0, by rows, is known")
         return self.blocks(base, "i8", codes.view(np.uint8), scale[:, None])
 
     def _four_bits(self, base: str, state_name: str) -> GgufTensor:
@@ -264,15 +365,22 @@ class _Packed:
                 f"{base!r} is {kind!r} of the shape {list(shape)} in blocks of {size}; nf4 and fp4 are known"
             )
         n, k = shape
-        flat = self.take(f"{base}.weight", "u8").reshape(-1)
-        if 2 * flat.size != n * k or k % size:
-            raise self.fail(f"{base!r} has {flat.size} bytes in blocks of {size} for {list(shape)}")
-        self.left.pop(f"{base}.weight.quant_map", None)
+        stored = self.take(f"{base}.weight", "u8 i8 f16 bf16 f32 f64")  # any type may stand for its bytes
+        flat = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+        if 2 * flat.size != n * k:
+            raise self.fail(f"{base!r} has {flat.size} bytes for {list(shape)}")
+        values = self.take_if(f"{base}.weight.quant_map", "f32")
+        known = gguf_blocks.NF4_VALUES if kind == "nf4" else gguf_blocks.BNB_FP4_VALUES
+        if values is not None and (values.shape != (16,) or np.abs(values - np.array(known)).max() > 1e-4):
+            raise self.fail(f"{base!r} has a list of values that is not that of {kind}")
         scale = self._absmax(base, state)
-        if scale.size != n * k // size:
-            raise self.fail(f"{base!r} has {scale.size} scales for {n * k // size} blocks")
+        if scale.size != -(-n * k // size):
+            raise self.fail(f"{base!r} has {scale.size} scales for {n * k} numbers in blocks of {size}")
+        group = next((s for s in gguf_blocks.GROUPS if k % s == 0 and size % s == 0), 0)
+        if not group:
+            raise self.fail(f"{base!r} has rows of {k} in blocks of {size}, which no multiple of {LEAST_GROUP} divides")
         codes = np.stack([flat >> 4, flat & 15], -1).reshape(n, k)
-        return self.blocks(base, kind, codes, scale.reshape(n, k // size))
+        return self.blocks(base, kind, codes, scale[np.arange(0, n * k, group) // size].reshape(n, -1), group=group)
 
     def _absmax(self, base: str, state: Mapping[str, Any]) -> np.ndarray:
         """The scales of blocks, which may be quantised themselves."""
@@ -309,14 +417,40 @@ class _Packed:
         return self.blocks(base, "m4", pairs, wide, zero.T.astype(np.float32) - 8 * wide)
 
 
-def _nibbles(words: np.ndarray) -> np.ndarray:
-    """The four-bit parts of words, the lowest first: u8[.., 8]."""
-    return _fields(words, 4)
+def _one_more(words: np.ndarray, bits: int) -> np.ndarray:
+    """Words whose parts were stored less 1, whole words at once: a part that was 0 has borrowed from the next."""
+    if 32 % bits:
+        parts = _fields(words, bits) + np.uint8(1)
+        single = np.unpackbits(parts[..., None], axis=-1, count=bits, bitorder="little")
+        return np.packbits(single.reshape(len(words), -1), axis=-1, bitorder="little").view(np.int32)
+    ones = np.uint32(sum(1 << at for at in range(0, 32, bits)))
+    return (np.ascontiguousarray(words).view(np.uint32) + ones).view(np.int32)
+
+
+def _in_halves(codes: np.ndarray) -> np.ndarray:
+    """Bytes [.., n/2] of codes [.., n] of four bits: of each 32, the first 16 in the low halves."""
+    halves = codes.reshape(*codes.shape[:-1], -1, 2, 16)
+    return (halves[..., 0, :] | halves[..., 1, :] << 4).reshape(*codes.shape[:-1], -1)
+
+
+def _halves_of_pairs(pairs: np.ndarray) -> np.ndarray:
+    """The same from bytes that hold two neighbours each, the first in the low half."""
+    both = pairs.reshape(*pairs.shape[:-1], -1, 2, 8)
+    first, second = both[..., 0, :], both[..., 1, :]
+    made = np.empty((*first.shape[:-1], 16), np.uint8)
+    made[..., 0::2] = first & 15 | second << 4
+    made[..., 1::2] = first >> 4 | second & 0xF0
+    return made.reshape(pairs.shape)
 
 
 def _fields(words: np.ndarray, bits: int) -> np.ndarray:
-    """The parts of words of so many bits, the lowest first: u8[.., 32 / bits]."""
-    raw = np.ascontiguousarray(words, np.int32).view(np.uint8).reshape(*words.shape, 4)
+    """The parts of words [.., n] of so many bits, the lowest first and over the ends of words: u8[.., 32 n / bits]."""
+    raw = np.ascontiguousarray(words, np.int32).view(np.uint8).reshape(*words.shape[:-1], 4 * words.shape[-1])
     if bits == 8:
         return raw
-    return np.stack([raw & 15, raw >> 4], -1).reshape(*words.shape, 8)
+    if bits == 4:
+        return np.stack([raw & 15, raw >> 4], -1).reshape(*words.shape[:-1], -1)
+    single = np.unpackbits(raw, axis=-1, bitorder="little")
+    count = single.shape[-1] // bits
+    parts = single[..., : count * bits].reshape(*words.shape[:-1], count, bits)
+    return np.packbits(parts, axis=-1, bitorder="little")[..., 0]

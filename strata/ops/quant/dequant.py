@@ -178,7 +178,7 @@ class DequantWeights(Op):
             k = scheme.block_size
             found.append(Sample(*scheme.encode(rng.standard_normal((k, 2))), scheme=scheme, k=k, n=2, grad=False))
         for name, form in (
-            FORMATS | {n: PACKED[n] for n in ("u4_32h", "i8_64b", "m4_32f", "nf4_64f", "e4m3_32f")}
+            FORMATS | {n: PACKED[n] for n in ("u4_32h", "i8_64b", "m4_32f", "nf4_64f", "nvfp4_64f", "e4m3_32f")}
         ).items():
             scheme = Scheme(f"gguf_{name}")
             if form.encode is None or form.code > 15:

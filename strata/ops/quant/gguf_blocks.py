@@ -265,13 +265,18 @@ def _packed_format(kind: str, size: int, short: str) -> BlockFormat:
         case "nf4" | "fp4":
             values = NF4_VALUES if kind == "nf4" else BNB_FP4_VALUES
             return made(at + size // 2, BitField((Bits(4, at, halves),), values=values))
+        case "nvfp4":  # d · scale · q, with a scale for 16
+            d, parts = Factor(0, dtype, times=FLOAT8_UNIT / 2), size // 16
+            q = BitField((Bits(4, at + parts, halves),), values=FP4_VALUES)
+            scales = BitField((Bits(8, at, ((parts, 1, 0),)),), float8="ue4m3")
+            return BlockFormat(name, -1, size, at + parts + size // 2, None, d, q, scales)
         case _:
             return made(at + size, BitField((Bits(8, at, ((size, 1, 0),)),), float8=kind))
 
 
 PACKED: dict[str, BlockFormat] = {
     made.name: made
-    for kind in ("u4", "i8", "m4", "nf4", "fp4", "e4m3", "e5m2") for size in GROUPS for short in _DTYPES
+    for kind in ("u4", "i8", "m4", "nf4", "fp4", "nvfp4", "e4m3", "e5m2") for size in GROUPS for short in _DTYPES
     for made in (_packed_format(kind, size, short),)
 }  # fmt: skip
 

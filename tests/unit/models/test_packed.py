@@ -14,6 +14,7 @@ import pytest
 from strata.errors import FileError
 from strata.io import GgufTensor, packed_weights, save_safetensors
 from strata.models import load
+from tests.unit.models import decoder_vectors as vectors
 
 HIDDEN, INNER, VOCAB = 128, 256, 64
 CONFIG = {
@@ -49,6 +50,21 @@ def wide(x: np.ndarray, k: int) -> np.ndarray:
     return np.repeat(x.astype(np.float32), k // x.shape[1], axis=1)
 
 
+def dense(codes: np.ndarray, bits: int) -> np.ndarray:
+    """i32[N, n · bits / 32] of codes [N, n] as one long number a row, over the ends of words."""
+    size = -(-codes.shape[1] * bits // 32) * 4
+    rows = [sum(int(c) << bits * i for i, c in enumerate(row)).to_bytes(size, "little") for row in codes]
+    return np.frombuffer(b"".join(rows), np.int32).reshape(len(codes), -1)
+
+
+def ragged(rng: np.random.Generator, shape: tuple[int, int], group: int, top: int) -> tuple[np.ndarray, ...]:
+    """The same where the last group of a row may be shorter."""
+    n, k = shape
+    groups = -(-k // group)
+    scale = (rng.random((n, groups)) * 0.01 + 0.005).astype(np.float16)
+    return rng.integers(0, top + 1, shape, np.uint8), scale, rng.integers(1, top, (n, groups))
+
+
 def awq(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
     codes, scale, zero = drawn(rng, shape, 32, 15)
     order = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -57,6 +73,45 @@ def awq(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
         return words(x.reshape(len(x), -1, 8)[..., order].reshape(len(x), -1), 4)
 
     parts = {"qweight": columns(codes.T), "qzeros": columns(zero.T), "scales": np.ascontiguousarray(scale.T)}
+    return parts, (codes - wide(zero, shape[1])) * wide(scale, shape[1])
+
+
+def awq_rows(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    """The layout for products with vectors: rows of words, and scales filled up to whole words."""
+    codes, scale, zero = drawn(rng, shape, 64, 15)
+    groups, padded = scale.shape[1], 16
+    wide_zero, wide_scale = np.zeros((len(codes), padded), np.int64), np.zeros((len(codes), padded), np.float16)
+    wide_zero[:, :groups], wide_scale[:, :groups] = zero, scale
+    parts = {"qweight": words(codes, 4), "qzeros": words(wide_zero, 4), "scales": wide_scale}
+    return parts, (codes - wide(zero, shape[1])) * wide(scale, shape[1])
+
+
+def gptq_dense(bits: int, group: int, less: int = 1, *, ordered: bool = False) -> Callable[..., Packed]:
+    """Fewer bits, and groups that do not divide the columns; zero points are stored less 1, or as they are."""
+
+    def made(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+        codes, scale, zero = ragged(rng, shape, group, (1 << bits) - 1)
+        place = np.arange(shape[1]) // group
+        place = rng.permutation(place) if ordered else place
+        parts = {"qweight": np.ascontiguousarray(dense(codes, bits).T), "qzeros": dense(zero.T - less, bits),
+                 "scales": np.ascontiguousarray(scale.T), "g_idx": place.astype(np.int32)}  # fmt: skip
+        return parts, (codes - zero[:, place].astype(np.float32)) * scale[:, place].astype(np.float32)
+
+    return made
+
+
+def gptq_of_two_widths(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    """A file whose `dynamic` settings give some weights 8 bits."""
+    return gptq(8 if shape[0] == INNER else 4, ordered=False)(rng, shape)
+
+
+def borrowed(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    """Zero points of 0, less 1 as whole words."""
+    codes, scale, zero = drawn(rng, shape, 64, 15)
+    zero[rng.random(zero.shape) < 0.3] = 0
+    stored = (words(zero.T, 4).view(np.uint32) - np.uint32(0x11111111)).view(np.int32)
+    parts = {"qweight": np.ascontiguousarray(words(codes, 4).T), "qzeros": stored,
+             "scales": np.ascontiguousarray(scale.T)}  # fmt: skip
     return parts, (codes - wide(zero, shape[1])) * wide(scale, shape[1])
 
 
@@ -85,6 +140,88 @@ def compressed(bits: int, symmetric: bool) -> Callable[[np.random.Generator, tup
         return parts, (codes - wide(zero, shape[1])) * wide(narrow, shape[1])
 
     return made
+
+
+def compressed_dense(bits: int, groups: str) -> Callable[..., Packed]:
+    """Any number of bits, with one scale for all, for a row, or for groups whose last is shorter."""
+
+    def made(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+        group = {"tensor": shape[1], "channel": shape[1], "group": 96}[groups]
+        codes, scale, _ = ragged(rng, shape, group, (1 << bits) - 1)
+        scale = scale[:1] if groups == "tensor" else scale
+        place = np.arange(shape[1]) // group
+        parts = {"weight_packed": dense(codes, bits), "weight_shape": np.array(shape),
+                 "weight_scale": scale.reshape(-1) if groups == "tensor" else scale}  # fmt: skip
+        return parts, (codes - np.float32(1 << bits - 1)) * scale[:, place].astype(np.float32)
+
+    return made
+
+
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def pairs(codes: np.ndarray) -> np.ndarray:
+    """Two neighbours to a byte, the first in the low half."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def nvfp4(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    """4-bit floats, an 8-bit one for each 16 of them, and a divisor for all."""
+    codes = rng.integers(0, 16, shape, np.uint8)
+    scale = (rng.random((shape[0], shape[1] // 16)) * 200 + 1).astype(ml_dtypes.float8_e4m3fn)
+    whole = np.array([3000.0], np.float32)
+    parts = {"weight_packed": pairs(codes), "weight_scale": scale, "weight_global_scale": whole}
+    return parts, FP4[codes] * wide(scale, shape[1]) / whole
+
+
+def mxfp4(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    codes, power = rng.integers(0, 16, shape, np.uint8), rng.integers(117, 122, (shape[0], shape[1] // 32), np.uint8)
+    whole = np.exp2(power.astype(np.float32) - 127)
+    return {"weight_packed": pairs(codes), "weight_scale": power}, FP4[codes] * wide(whole, shape[1])
+
+
+def mxfp8(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    codes = (rng.standard_normal(shape) * 10).astype(ml_dtypes.float8_e4m3fn)
+    power = rng.integers(115, 120, (shape[0], shape[1] // 32), np.uint8)
+    whole = np.exp2(power.astype(np.float32) - 127)
+    return {"weight": codes, "weight_scale": power}, codes.astype(np.float32) * wide(whole, shape[1])
+
+
+def squares(size: int, name: str) -> Callable[..., Packed]:
+    """8-bit floats with a scale for each square, which need not divide the sides."""
+
+    def made(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+        codes = (rng.standard_normal(shape) * 10).astype(ml_dtypes.float8_e4m3fn)
+        scale = (rng.random((-(-shape[0] // size), -(-shape[1] // size))) * 0.01).astype(np.float32)
+        whole = scale[np.arange(shape[0])[:, None] // size, np.arange(shape[1]) // size]
+        return {"weight": codes, name: scale}, codes.astype(np.float32) * whole
+
+    return made
+
+
+def one_scale(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    codes, scale = rng.integers(-127, 128, shape).astype(np.int8), np.array([1.5e-3], ml_dtypes.bfloat16)
+    return {"weight": codes, "weight_scale": scale}, codes * scale.astype(np.float32)
+
+
+def floats_in_other_types(kind: str, size: int) -> Callable[..., Packed]:
+    """4-bit floats whose bytes are stored as 16-bit floats, in blocks that may go over the ends of rows."""
+
+    def made(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+        values = NF4 if kind == "nf4" else np.concatenate([BNB_FP4, -BNB_FP4])
+        codes, largest = rng.integers(0, 16, shape, np.uint8), rng.random(-(-shape[0] * shape[1] // size)) * 0.1
+        halves = codes.reshape(-1, 2)
+        state = {"quant_type": kind, "blocksize": size, "dtype": "bfloat16", "shape": shape}
+        stored = np.ascontiguousarray(halves[:, 0] << 4 | halves[:, 1]).view(ml_dtypes.bfloat16)
+        parts = {"weight": stored[:, None], "weight.absmax": largest.astype(np.float32), "weight.quant_map": values}
+        parts[f"weight.quant_state.bitsandbytes__{kind}"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+        numbers = values[codes].reshape(-1) * np.repeat(largest.astype(np.float32), size)[: codes.size]
+        return parts, numbers.reshape(shape)
+
+    return made
+
+
+BNB_FP4 = np.array([0, 0.0052083333, 2 / 3, 1, 1 / 3, 0.5, 1 / 6, 0.25], np.float32)
 
 
 def whole_bytes(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
@@ -137,11 +274,49 @@ def torchao(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
 
 
 CT = {"quant_method": "compressed-tensors"}
+
+
+def groups_of(form: str, **weights: Any) -> dict[str, Any]:
+    """compressed-tensors' settings of one group of modules."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    rest = {"ignore": ["lm_head", "re:.*gate$"], "sparsity_config": {"format": "dense"}, "kv_cache_scheme": None}
+    return {**CT, "format": form, "config_groups": groups, **rest}
+
+
 LAYOUTS: dict[str, tuple[dict[str, Any], Callable[..., Packed]]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, awq),
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 64}, gptq(4, False)),
     "gptq act-order": ({"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}, gptq(4, True)),
     "gptq 8": ({"quant_method": "gptq", "bits": 8, "group_size": 64}, gptq(8, True)),
+    "awq gemv": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "GEMV"}, awq_rows),
+    "gptq 2": ({"quant_method": "gptq", "bits": 2, "group_size": 32}, gptq_dense(2, 32)),
+    "gptq 3": ({"quant_method": "gptq", "bits": 3, "group_size": 64, "sym": False}, gptq_dense(3, 64)),
+    "gptq 4, the last group short": ({"quant_method": "gptq", "bits": 4, "group_size": 96}, gptq_dense(4, 96)),
+    "gptq 4, act-order, the last group short": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 96, "desc_act": True}, gptq_dense(4, 96, ordered=True)),
+    "gptq 4, a scale a row": ({"quant_method": "gptq", "bits": 4, "group_size": -1}, gptq_dense(4, 1 << 20)),
+    "gptq version 2": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "checkpoint_format": "gptq_v2"}, gptq_dense(4, 64, 0)),
+    "gptq of two widths": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": {"+:.*(gate|up)_proj": {"bits": 8}}},
+        gptq_of_two_widths),
+    "gptq with zero points of 0": ({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False}, borrowed),
+    "compressed int4, one scale": (groups_of("pack-quantized", num_bits=4), compressed_dense(4, "tensor")),
+    "compressed int3": (groups_of("pack-quantized", num_bits=3), compressed_dense(3, "channel")),
+    "compressed int6 in groups": (
+        groups_of("pack-quantized", num_bits=6, group_size=96), compressed_dense(6, "group")),
+    "compressed int8, one scale": (groups_of("int-quantized", num_bits=8), one_scale),
+    "compressed fp8 in squares": (
+        groups_of("float-quantized", num_bits=8, block_structure=[128, 128]), squares(128, "weight_scale")),
+    "compressed nvfp4": (groups_of("nvfp4-pack-quantized", num_bits=4, group_size=16), nvfp4),
+    "compressed mxfp4": (groups_of("mxfp4-pack-quantized", num_bits=4, group_size=32), mxfp4),
+    "compressed mxfp8": (groups_of("mxfp8-quantized", num_bits=8, group_size=32), mxfp8),
+    "fp8 in squares that do not divide": (
+        {"quant_method": "fp8", "weight_block_size": [96, 96]}, squares(96, "weight_scale_inv")),
+    "bitsandbytes nf4 in other types": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True}, floats_in_other_types("nf4", 64)),
+    "bitsandbytes fp4 over rows": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True}, floats_in_other_types("fp4", 512)),
     "compressed int4": (CT, compressed(4, True)),
     "compressed int4 with zero points": (CT, compressed(4, False)),
     "compressed int8 in words": (CT, compressed(8, False)),
@@ -200,8 +375,15 @@ def test_logits_are_those_of_the_numbers(layout: str, tmp_path: Path, rng: np.ra
     ("settings", "said"),
     [
         ({"quant_method": "quip"}, "quantised by 'quip'; known are awq"),
-        ({"quant_method": "gptq", "bits": 3}, "3 bits; 4 and 8 are known"),
-        ({"quant_method": "awq", "version": "gemv"}, "version 'gemv'"),
+        ({"quant_method": "gptq", "bits": 5}, "5 bits; 2, 3, 4 and 8 are known"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint format 'marlin'"),
+        ({"quant_method": "gptq", "is_marlin_format": True}, "checkpoint format"),
+        ({"quant_method": "awq", "version": "gemv_fast"}, "version 'gemv_fast'"),
+        ({"quant_method": "awq", "checkpoint_format": "llm-awq"}, "version 'llm-awq'"),
+        ({**CT, "format": "marlin-24"}, "the format 'marlin-24'"),
+        ({**CT, "config_groups": {"group_0": {"format": "mxfp6-pack-quantized"}}}, "the format 'mxfp6-pack-quantized'"),
+        ({**CT, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config has the format"),
+        ({**CT, "transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "transform_config"),
         ("int4", "quantization_config = 'int4'"),
     ],
 )
@@ -222,6 +404,57 @@ def test_parts_that_do_not_fit_are_named(rng: np.random.Generator) -> None:
     ):
         with pytest.raises(FileError, match=said):
             packed_weights(packed | broken, settings)
+    for name, form, said in (("fp8", np.zeros((2, 3, 4), np.float32), "has scales"), ("compressed int8", None, "")):
+        settings, make = LAYOUTS[name]
+        of_bytes, _ = model_tensors(make, rng)
+        if form is not None:
+            with pytest.raises(FileError, match=said):
+                packed_weights(of_bytes | {f"{base}.weight_scale_inv": form}, settings)
+        else:
+            of_bytes[f"{base}.weight"] = np.zeros((INNER, HIDDEN), np.float32)
+            with pytest.raises(FileError, match=r"up_proj\.weight_scale' is a part of a weight"):
+                packed_weights(of_bytes, settings)
+    settings, make = LAYOUTS["bitsandbytes int8"]
+    rows, _ = model_tensors(make, rng)
+    assert packed_weights(rows | {f"{base}.weight_format": np.zeros((), np.uint8)}, settings)
+    with pytest.raises(FileError, match=r"weight_format \[2\]"):
+        packed_weights(rows | {f"{base}.weight_format": np.array(2, np.uint8)}, settings)
+    settings = LAYOUTS["gptq act-order"][0]
     del packed[f"{base}.qzeros"]
     with pytest.raises(FileError, match=r"there is no 'model\.layers\.0\.mlp\.up_proj\.qzeros'"):
+        packed_weights(packed, settings)
+
+
+def test_a_gpt_oss_with_experts_in_4_bits(tmp_path: Path, rng: np.random.Generator) -> None:
+    """The layout that it is published in: blocks and powers of two beside each other, other weights plain."""
+    kept = json.loads(vectors.FILE.read_text("utf-8"))["gpt_oss"]
+    config = {**kept["config"], "intermediate_size": 64}
+    packed: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
+    for name, shape in vectors.unpacked(kept["weights"]).items():
+        sizes = tuple({40: 64, 80: 128}.get(n, n) for n in shape) if ".experts." in name else shape
+        if ".experts." not in name or name.endswith("bias"):
+            packed[name] = plain[name] = vectors.weight(name, sizes)
+            continue
+        experts, k, n = sizes
+        codes, power = rng.integers(0, 16, (experts, n, k), np.uint8), rng.integers(122, 126, (experts, n, k // 32))
+        packed[f"{name}_blocks"] = np.ascontiguousarray(pairs(codes)).reshape(experts, n, k // 32, 16)
+        packed[f"{name}_scales"] = power.astype(np.uint8)
+        numbers = FP4[codes] * np.repeat(np.exp2(power - 127.0), 32, -1)
+        plain[name] = np.ascontiguousarray(numbers.swapaxes(1, 2)).astype(np.float32)
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    found = packed_weights(packed, settings)
+    kinds = {t.kind for t in found.values() if isinstance(t, GgufTensor)}
+    assert kinds == {"mxfp4"}
+    model = load(saved(tmp_path / "packed", packed, **config, quantization_config=settings))
+    assert model.is_quantized
+    ids = np.arange(3, 15, dtype=np.int32)[None]
+    wanted = load(saved(tmp_path / "plain", plain, **config)).run(input_ids=ids)["logits"]
+    got = model.run(input_ids=ids)["logits"]
+    assert np.linalg.norm(got - wanted) <= 2e-4 * np.linalg.norm(wanted)
+    broken = next(name for name in packed if name.endswith("_scales"))
+    with pytest.raises(FileError, match="has blocks"):
+        packed_weights(packed | {broken: packed[broken][:1]}, settings)
+    del packed[broken]
+    with pytest.raises(FileError, match="there is no"):
         packed_weights(packed, settings)
