@@ -131,6 +131,18 @@ class _Absent:
     """In place of a value that could not be made."""
 
 
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """A graph that is an argument of a higher-order op, as a function of values."""
+
+    walk: _Walk
+    gm: fx.GraphModule
+
+    def __call__(self, *given: Any) -> list[Any]:
+        """What it gives, made of ops around the values; what it cannot be made of ends it."""
+        return self.walk.inside(self.gm, given)
+
+
 class _Walk:
     def __init__(self, name: str, bound: frozenset[int], names: Mapping[int, str], ranges: Any, plain: bool) -> None:
         self.graph = Graph(name)
@@ -142,6 +154,7 @@ class _Walk:
         self.numbers: list[tuple[fx.Node, int]] = []  # arguments that are sizes
         self.place: torch.device | None = None  # where all tensors are
         self.divisors: dict[Value, None] = {}  # of integers
+        self.depth = 0  # of graphs inside this one
 
     # ---------------------------------------------------------------------------------------------------------- inputs
 
@@ -179,11 +192,60 @@ class _Walk:
         return ops.transpose(made, tuple(order.index(i) for i in range(len(order))))
 
     def drawn(self, node: fx.Node, kind: TensorType, draw: Callable[..., torch.Tensor]) -> Value:
+        self._outermost("numbers are drawn")
         name = f"{node.name}_drawn"
         self.made.inputs.append(Drawn(name, kind.shape, draw))
         return self.graph.input(name, kind.shape, kind.dtype)
 
+    def _outermost(self, what: str) -> None:
+        """Of what happens beside the values there is no trace in a graph that runs several times, or not at all."""
+        if self.depth:
+            raise Unsupported(f"{what} in a graph inside")
+
     # ----------------------------------------------------------------------------------------------------------- nodes
+
+    def inside(self, gm: fx.GraphModule, given: Sequence[Any]) -> list[Any]:
+        """The results of a graph inside this one, for the values given."""
+        arguments = iter(given)
+        self.depth += 1
+        try:
+            for node in gm.graph.nodes:
+                match node.op:
+                    case "placeholder":
+                        self.env[node] = next(arguments)
+                    case "get_attr":
+                        self.env[node] = self.attribute(gm, str(node.target))
+                    case "call_function":
+                        self.env[node] = self._named(node)
+                    case "output":
+                        results = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
+                        return [self._read(x) if isinstance(x, fx.Node) else x for x in results]
+                    case other:
+                        raise Unsupported(f"a node of kind {other} in a graph inside")
+        finally:
+            self.depth -= 1
+        raise Unsupported("a graph without an end")
+
+    def _named(self, node: fx.Node) -> Any:
+        """A call in a graph inside: what is told of it names it, since a report names the op that the graph is for."""
+        try:
+            return self.call(node)
+        except REASONS as reason:
+            told = " ".join(str(reason).split())
+            raise Unsupported(
+                told if "in a graph inside" in told else f"{node.target} in a graph inside: {told}"
+            ) from None
+
+    def attribute(self, gm: fx.GraphModule, path: str) -> Any:
+        """A constant of the graph, or a graph that is an argument of an op."""
+        found: Any = gm
+        for part in path.split("."):
+            found = getattr(found, part)
+        if isinstance(found, fx.GraphModule):
+            return Subgraph(self, found)
+        if isinstance(found, torch.Tensor) and found.device.type in DEVICES and not _is_fake(found):
+            return constant(to_array(found.cpu()).copy())
+        return _Absent()
 
     def call(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
@@ -200,6 +262,7 @@ class _Walk:
         args, options = self._arguments(node)
         if overload_name(node.target) in OF_SIZES:
             if isinstance(args[0], Condition):
+                self._outermost("a condition on sizes")
                 self.made.conditions.append(replace(args[0], told=str(args[1])))
             elif not isinstance(args[0], (int, SymExpr)):
                 raise Unsupported("a condition on data")
@@ -229,8 +292,10 @@ class _Walk:
             return
         by = args[1]
         if isinstance(by, Value):  # of no elements, none is divided
+            self._outermost("integers are divided")
             self.divisors[by if out.is_static and 0 not in out.shape else ops.broadcast_to(by, out.shape)] = None
         elif isinstance(by, SymExpr):
+            self._outermost("integers are divided by a size")
             self.made.conditions.append(Condition(operator.ne, by, 0, "ZeroDivisionError"))
         elif by == 0:
             raise Unsupported("a division of integers by zero")
@@ -277,15 +342,15 @@ class _Walk:
         return t.device == self.place
 
     def _arguments(self, node: fx.Node) -> tuple[Any, Any]:
-        def read(x: fx.Node) -> Any:
-            made = self.env[x]
-            if isinstance(made, _Absent):
-                raise Unsupported("an operand that only torch has")
-            return made
-
-        args = fx.node.map_aggregate(node.args, lambda a: read(a) if isinstance(a, fx.Node) else a)
-        options = fx.node.map_aggregate(node.kwargs, lambda a: read(a) if isinstance(a, fx.Node) else a)
+        args = fx.node.map_aggregate(node.args, lambda a: self._read(a) if isinstance(a, fx.Node) else a)
+        options = fx.node.map_aggregate(node.kwargs, lambda a: self._read(a) if isinstance(a, fx.Node) else a)
         return args, options
+
+    def _read(self, node: fx.Node) -> Any:
+        made = self.env[node]
+        if isinstance(made, _Absent):
+            raise Unsupported("an operand that only torch has")
+        return made
 
     def _checked(self, made: Any, out: Any) -> Any:
         if isinstance(out, tuple):
@@ -316,7 +381,7 @@ class _Walk:
     def finish(self, gm: fx.GraphModule, output: fx.Node, places: dict[fx.Node, int]) -> None:
         self._find_sizes()
         values: list[Value] = []
-        whole: dict[int, int] = {}  # by storage, the result that is all of it
+        whole: dict[tuple[fx.Node, int], int] = {}  # by what made it and storage, the result that is all of it
         at: dict[fx.Node, int] = {}
         results: Any = output.args[0]
         for x in results if isinstance(results, (tuple, list)) else (results,):
@@ -336,7 +401,7 @@ class _Walk:
             if made is None:
                 self.made.results.append(None)
                 continue
-            view = None if self.plain else _view(x.meta["val"], whole, len(self.made.results))
+            view = None if self.plain else _view(x, whole, len(self.made.results))
             if view is not None:
                 self.made.results.append(view)
                 continue
@@ -392,17 +457,35 @@ def _aliased(node: fx.Node) -> fx.Node:
     return node
 
 
-def _view(t: torch.Tensor, whole: dict[int, int], number: int) -> Viewed | None:
+def _view(node: fx.Node, whole: dict[tuple[fx.Node, int], int], number: int) -> Viewed | None:
     """A tensor as a view of a result that has its memory; one that is all of its memory is noted."""
+    t: torch.Tensor = node.meta["val"]
     sizes = (*t.shape, *t.stride(), t.storage_offset())
     if any(isinstance(n, torch.SymInt) for n in sizes) or not t.numel():
         return None
     storage = t.untyped_storage()
-    if storage._cdata in whole:
-        return Viewed(whole[storage._cdata], tuple(t.shape), tuple(t.stride()), int(t.storage_offset()))
+    memory = _maker(node, storage._cdata), storage._cdata
+    if memory in whole:
+        return Viewed(whole[memory], tuple(t.shape), tuple(t.stride()), int(t.storage_offset()))
     if storage.nbytes() == t.numel() * t.itemsize and memory_order(t) is not None:
-        whole[storage._cdata] = number
+        whole[memory] = number
     return None
+
+
+def _maker(node: fx.Node, storage: int) -> fx.Node:
+    """The node that made the memory of a result; of what a higher-order op gives, each result is one of its own,
+    since torch may state one tensor for several calls of one graph."""
+    while not isinstance(node.target, torch._ops.HigherOrderOperator):
+        before = [s for s in node.all_input_nodes if node.target is operator.getitem or _is_in(s, storage)]
+        if not before or isinstance(before[0].target, torch._ops.HigherOrderOperator):
+            break
+        node = before[0]
+    return node
+
+
+def _is_in(node: fx.Node, storage: int) -> bool:
+    kept = node.meta.get("val")
+    return isinstance(kept, torch.Tensor) and kept.layout is torch.strided and kept.untyped_storage()._cdata == storage
 
 
 def _differ(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -439,7 +522,7 @@ def convert(
                 if isinstance(builder.env[node], _Absent) and isinstance(kept, torch.SymInt) and not is_ragged(kept):
                     builder.env[node] = builder._size(kept)
             case "get_attr":
-                builder.env[node] = _attribute(gm, str(node.target))
+                builder.env[node] = builder.attribute(gm, str(node.target))
             case "call_function":
                 try:
                     builder.env[node] = builder.call(node)
@@ -460,15 +543,6 @@ def convert(
 def _lost(output: fx.Node, env: dict[fx.Node, Any], places: dict[fx.Node, int]) -> bool:
     """Whether a result was never made, though every op has a rule."""
     return any(isinstance(env.get(x), _Absent) and x not in places for x in output.all_input_nodes)
-
-
-def _attribute(gm: fx.GraphModule, path: str) -> Any:
-    found: Any = gm
-    for part in path.split("."):
-        found = getattr(found, part)
-    if isinstance(found, torch.Tensor) and found.device.type in DEVICES and not _is_fake(found):
-        return constant(to_array(found.cpu()).copy())
-    return _Absent()
 
 
 def _is_fake(t: torch.Tensor) -> bool:

@@ -62,7 +62,9 @@ def find(target: Any) -> Overload | None:
 
 
 def overload_name(target: Any) -> str:
-    """`aten::add.Tensor`; what is no op overload has the name it prints as."""
+    """`aten::add.Tensor`, `higher_order::cond.default`; what is no op of torch has the name it prints as."""
     name = getattr(target, "name", None)
     full = str(name()) if callable(name) else str(target)
+    if "::" not in full and callable(name):
+        full = f"{getattr(target, 'namespace', '')}::{full}"
     return full if "." in full else f"{full}.default"
