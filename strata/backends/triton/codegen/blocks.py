@@ -63,6 +63,17 @@ class BlockShape:
         """Of one block."""
         return prod(size for size, *_ in self.outer) * self.splits
 
+    def parts(self, e: TritonEmitter) -> tuple[list[Part], list[int]]:
+        """Digits of the number of a lane `run`, the same in every step of a loop, and the bytes that each moves by."""
+        rest, parts = f"run % {self.runs}", []
+        sizes = [size for size, *_ in self.outer] + [self.splits]
+        steps = [step for *_, step in self.outer] + [self.run]
+        for i, (size, step) in enumerate(zip(sizes, steps, strict=True)):
+            below = prod(sizes[i + 1 :])
+            text = f"({rest}) // {below}" if below > 1 else f"({rest})"
+            parts.append(Part(e.name(f"{text} % {size}", "part"), size, step) if size > 1 else Part("0", 1, step))
+        return parts, [bytes_ for _, bytes_, _ in self.outer] + [self.run]
+
     def elements_of_a_byte(self) -> Iterator[tuple[int, int]]:
         """The first bit of each, and how much further than the first one it is in the block."""
         for digits in product(*(range(size) for size, *_ in self.inner)):
@@ -94,17 +105,7 @@ class BlockTile:
     _parts: list[Part] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Digits of a run's number, which are the same in every step of a loop."""
-        rest = f"run % {self.shape.runs}"
-        sizes = [size for size, *_ in self.shape.outer] + [self.shape.splits]
-        steps = [step for *_, step in self.shape.outer] + [self.shape.run]
-        self._moves = [bytes_ for _, bytes_, _ in self.shape.outer] + [self.shape.run]
-        for i, (size, step) in enumerate(zip(sizes, steps, strict=True)):
-            below = prod(sizes[i + 1 :])
-            text = f"({rest}) // {below}" if below > 1 else f"({rest})"
-            self._parts.append(
-                Part(self.e.name(f"{text} % {size}", "part"), size, step) if size > 1 else Part("0", 1, step)
-            )
+        self._parts, self._moves = self.shape.parts(self.e)
 
     @property
     def element(self) -> str:
@@ -230,14 +231,14 @@ class BlockTile:
         byte, bit = [str(bits.byte)], [str(bits.bit)] if bits.bit else []
         for at, (size, bytes_, moved) in enumerate(bits.digits):
             step = prod(inner for inner, *_ in bits.digits[at + 1 :])
-            digit = _digit(parts, further, step, size)
+            digit = digit_of(parts, further, step, size)
             if digit != "0":
                 byte += [f"{digit} * {bytes_}"] if bytes_ else []
                 bit += [f"{digit} * {moved}"] if moved else []
         return " + ".join(byte), " + ".join(bit) or "0"
 
 
-def _digit(parts: list[Part], further: int, step: int, size: int) -> str:
+def digit_of(parts: list[Part], further: int, step: int, size: int) -> str:
     """The digit of a number that is a sum of parts: `number // step % size`, without what cannot change it."""
     high = [p for p in parts if p.step % step == 0 and p.size > 1]
     low = [p for p in parts if p.step % step and p.size > 1]

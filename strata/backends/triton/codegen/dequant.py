@@ -14,6 +14,7 @@ from strata.backends.triton.codegen.blocks import BlockShape, BlockTile
 from strata.backends.triton.codegen.emit import TritonEmitter
 from strata.backends.triton.codegen.render import Rendered, TritonProgram, render
 from strata.backends.triton.codegen.scalars import decoded, encoded
+from strata.backends.triton.codegen.words import Terms, WordTile, add_products, is_words
 from strata.backends.triton.schedules.schedule import TritonRows, known, parse_gpu_schedule, power_of_two
 from strata.backends.triton.schedules.winners import winner
 from strata.backends.triton.target import Gpu
@@ -24,6 +25,7 @@ from strata.ops import gguf_blocks
 
 _FEW = 8  # rows that weights are multiplied with in registers
 _TOGETHER = 4  # of them that share a read of the weights
+_THREAD_ROWS = 4  # rows of weights of a thread, which share what it reads of x
 _WIDE = 1 << 31  # bytes that 32 bits do not address
 
 
@@ -63,7 +65,8 @@ def render_dequant(node: Node, gpu: Gpu, given: str = "") -> Rendered:
 def _few_rows(weights: Any, kernel: Kernel, gpu: Gpu, given: str) -> tuple[TritonProgram, ...]:
     shape = _block_shape(weights)
     if shape is not None:
-        return (_multiplied(BlockRows(shape, weights, kernel, gpu, given)),)
+        blocks = BlockRows(shape, weights, kernel, gpu, given)
+        return (_multiplied_by_words(blocks, gpu) if is_words(shape) else _multiplied(blocks),)
     k = KernelBuilder("dequant_matmul")
     x, codes, *sides = (k.input(b.name, b.type) for b in kernel.inputs)
     (out,) = kernel.outputs
@@ -200,6 +203,59 @@ def _multiplied(blocks: BlockRows) -> TritonProgram:
         mask = f", mask={' & '.join(masks)}" if masks else ""
         total = encoded(f"tl.sum(tl.sum(sum{i}, axis=2), axis=1)", dtype, e.needs)
         e.write(f"tl.store(out + (line + {i}) * {blocks.n} + column, {total}{mask})")
+    return blocks.program(e, "dequant_matmul", (x, codes, out), (blocks.programs * chunks,))
+
+
+def _multiplied_by_words(blocks: BlockRows, gpu: Gpu) -> TritonProgram:
+    """The same by words of the blocks: a thread has some runs of some rows, and reads x for all of them."""
+    x, codes = blocks.kernel.inputs
+    (out,) = blocks.kernel.outputs
+    rows, dtype, points = x.shape[0], x.dtype, blocks.schedule.points
+    together = min(_TOGETHER, known(rows))
+    chunks = (rows + together - 1) // together
+    own = min(points, _THREAD_ROWS)
+    beside, runs = points // own, blocks.step * blocks.shape.runs
+    e = TritonEmitter(blocks.kernel, blocks.schedule, (points, blocks.schedule.terms))
+    program, line = "tl.program_id(0)", "0"
+    if chunks != 1:
+        e.write(f"chunks = {e.size(chunks)}")
+        program, line = "(tl.program_id(0) // chunks)", f"tl.program_id(0) % chunks * {together}"
+    wide = ".to(tl.int64)" if blocks.n * blocks.count * blocks.form.bytes >= _WIDE else ""
+    e.write(f"line = {line}")
+    e.write(f"lane = tl.arange(0, {runs * beside})")
+    e.write(f"run = lane // {beside}")
+    e.write("terms = x.to(tl.pointer_type(tl.uint64))")
+    weights = [e.name(f"{program} * {points} + {at * beside} + lane % {beside}", "row") for at in range(own)]
+    firsts = [e.name(f"{row}{wide} * {blocks.count * blocks.form.bytes}", "first") for row in weights]
+    zeros = f"tl.full([{runs * beside}], 0.0, tl.float32)"
+    sums = [[e.name(zeros, "sum") for _ in range(together)] for _ in range(own)]
+    exact = isinstance(rows, int) and rows % together == 0
+    e.write(f"for start in range(0, {blocks.count}, {blocks.step}):")
+    with e.indented():
+        e.write(f"block = start + run // {blocks.shape.runs}")
+        parts, moves = blocks.shape.parts(e)
+        inside = [f"(block < {blocks.count})"] if blocks.is_cut else []
+        tiles = []
+        for row, first in zip(weights, firsts, strict=True):
+            masks = [*inside, *([f"({row} < {blocks.n})"] if blocks.n % points else [])]
+            mask = e.name(" & ".join(masks), "inside") if masks else ""
+            tiles.append(WordTile(e, blocks.shape, parts, moves, first, mask, gpu.kind == "cuda"))
+        size, given = dtype.itemsize, []
+        if not exact:
+            e.write("lines = line + run * 0")
+        for i in range(together):
+            place = f"(line + {i}) * {blocks.k * size // 8} + block * {blocks.form.elements * size // 8}"
+            masks = [*inside, *([] if exact else [f"(lines + {i} < {e.size(rows)})"])]
+            given.append((e.name(f"terms + ({place})", "line"), f", mask={' & '.join(masks)}, other=0" if masks else ""))
+        add_products(tiles, Terms(e, parts, dtype, given), sums)
+    e.write(f"column = {program} * {points} + tl.arange(0, {beside})")
+    for at, names in enumerate(sums):
+        for i, name in enumerate(names):
+            masks = [f"(column < {blocks.n - at * beside})"] if blocks.n % points else []
+            masks += [] if exact else [f"(line + column * 0 + {i} < {e.size(rows)})"]
+            mask = f", mask={' & '.join(masks)}" if masks else ""
+            total = encoded(f"tl.sum(tl.reshape({name}, [{runs}, {beside}]), axis=0)", dtype, e.needs)
+            e.write(f"tl.store(out + (line + {i}) * {blocks.n} + column + {at * beside}, {total}{mask})")
     return blocks.program(e, "dequant_matmul", (x, codes, out), (blocks.programs * chunks,))
 
 
