@@ -20,6 +20,8 @@ from strata.models.base import Model, compile_bound, compile_built
 from strata.models.cached import PAGE, Layout, Slot
 from strata.models.chat import answer
 from strata.models.detokenize import streamed_text
+from strata.models.generating.ahead import tokens_ahead
+from strata.models.generating.choosing import Chooser
 from strata.models.generating.continuations import best_beam, samples
 from strata.models.generating.contrastive import contrastive_tokens
 from strata.models.generating.experts import ExpertStores
@@ -92,6 +94,7 @@ class Decoder(TextModel, Model):
         self._graphs: dict[tuple[bool, bool, Layout, tuple[tuple[str, int], ...]], Runnable] = {}
         self._hidden = 0  # features of what the head is given, where a graph gives that, too
         self._adapters: AdapterSet | None = None
+        self._chooser: Chooser | None = None
         self.weight_type = "f32"  # of most of the weights
         self.is_quantized = False  # some weights are blocks, whose matmuls with few rows and with many differ in bits
 
@@ -181,6 +184,10 @@ class Decoder(TextModel, Model):
         return any(slot.is_fixed for slot in self.config.slots)
 
     @property
+    def _chooses_on_device(self) -> bool:
+        return self.experts is None and backend_for(self.device).home is not None
+
+    @property
     def kv_bits(self) -> int:
         """Bits of a number in a paged KV cache that is not told otherwise: where matmuls are in bf16, so are pages."""
         backend = backend_for(self.device)
@@ -204,21 +211,32 @@ class Decoder(TextModel, Model):
         return logits, hidden
 
     def _stepped(self, state: DecodeState, ids: np.ndarray, every: bool, *, hidden: bool) -> list[np.ndarray]:
+        (batch, count), vocab = ids.shape, self.config.vocab
+        found = [np.empty((batch, count, vocab) if every else (batch, vocab), np.float32)]
+        graph = self._graph_of_step(batch, count, every=every, hidden=hidden)
+        if hidden:
+            found.append(np.empty((batch, count, self._hidden) if every else (batch, self._hidden), np.float32))
+        self._take_step(graph, state, ids, found)
+        return found
+
+    def step_into(self, state: DecodeState, ids: Any, logits: Any) -> None:
+        """As `step`, with the last token's logits written to `logits`; both may be on the model's device."""
+        self._take_step(self._graph_of_step(*ids.shape, every=False, hidden=False), state, ids, [logits])
+
+    def _graph_of_step(self, batch: int, count: int, *, every: bool, hidden: bool) -> Runnable:
+        one = count == batch == 1 and not every and backend_for(self.device).home is not None
+        return self.graph_for(every=every, sizes=(("B", 1), ("S", 1)) if one else (), hidden=hidden)
+
+    def _take_step(self, graph: Runnable, state: DecodeState, ids: Any, found: Sequence[Any]) -> None:
         batch, count = ids.shape
         self._check_room(state.length + count)
         self._reserve(state, state.length + count)
         if not state.feeds:
             state.feeds = dict(zip([slot.name for slot in self.config.slots], state.caches, strict=True))
-        one = count == batch == 1 and not every and backend_for(self.device).home is not None
-        sizes = (("B", 1), ("S", 1)) if one else ()
-        graph = self.graph_for(every=every, sizes=sizes, hidden=hidden)
-        widths = (self.config.vocab, self._hidden) if hidden else (self.config.vocab,)
-        found = [np.empty((batch, count, n) if every else (batch, n), np.float32) for n in widths]
         feeds = {"input_ids": ids, "past": np.array([state.length], np.int64), **state.feeds}
         feeds |= self.seen_feeds([state.seen] * batch, [state.length] * batch, count)
         graph.run_into(feeds, [found[0], *state.caches, *found[1:]])
         state.length += count
-        return found
 
     def seen_feeds(self, seen: Sequence[SeenImages | None], starts: Sequence[int], count: int) -> dict[str, np.ndarray]:
         """What a step takes beside ids and caches: what so many tokens of each sequence show, from `starts` on."""
@@ -303,7 +321,13 @@ class Decoder(TextModel, Model):
         """
         if not ids:
             raise OptionError("generate: the prompt is empty", code="O266")
+        is_ours = state is None
         state = state or self._begun(PromptTokens(list(ids)), max_tokens)
+        if self._chooses_on_device and sampler.is_simple and grammar is None and not context_shift:
+            self._chooser = self._chooser or Chooser(self.device)
+            ahead = is_ours or not self.has_state
+            yield from tokens_ahead(self, self._chooser, state, ids, max_tokens, sampler, ends, ahead=ahead)
+            return
         numbers, before = sampler.stream(), list(ids)
         logits = self.step(state, np.asarray([ids[state.length :]], np.int32))[0]
         matcher = None if grammar is None else grammar.matcher(self.tokenizer, self.config.vocab)
@@ -447,7 +471,11 @@ class Decoder(TextModel, Model):
         elif draft is not None:
             chosen = drafted_tokens(self, draft, ids, max_tokens, sampler, count=draft_tokens, ends=ends)
         else:
-            state = self._begun(read, max_tokens) if prompt_cache is None else self._remembered(prompt_cache, ids)
+            state = None
+            if prompt_cache is not None:
+                state = self._remembered(prompt_cache, ids)
+            elif read.seen is not None:
+                state = self._begun(read, max_tokens)
             chosen = self.tokens(ids, max_tokens, sampler, ends, state, grammar, context_shift=context_shift)
         pieces = streamed_text(chosen, self.tokenizer, stop, special=show_special)
         return pieces if stream else "".join(pieces)

@@ -424,7 +424,7 @@ def single_terms(kernel: Kernel, kept: frozenset[str]) -> tuple[Dim, Kernel, Ker
 
 def _in_order(kernel: Kernel, sums: Sequence[Expr], order: str) -> Kernel:
     """A kernel whose sums, none inside another, get an order."""
-    given = {n: Reduce(n.kind, n.axes, n.body, order) for n in sums if isinstance(n, Reduce)}
+    given: dict[Expr, Expr] = {n: Reduce(n.kind, n.axes, n.body, order) for n in sums if isinstance(n, Reduce)}
     return with_nodes(kernel, given)
 
 

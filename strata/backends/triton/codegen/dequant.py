@@ -246,7 +246,9 @@ def _multiplied_by_words(blocks: BlockRows, gpu: Gpu) -> TritonProgram:
         for i in range(together):
             place = f"(line + {i}) * {blocks.k * size // 8} + block * {blocks.form.elements * size // 8}"
             masks = [*inside, *([] if exact else [f"(lines + {i} < {e.size(rows)})"])]
-            given.append((e.name(f"terms + ({place})", "line"), f", mask={' & '.join(masks)}, other=0" if masks else ""))
+            given.append(
+                (e.name(f"terms + ({place})", "line"), f", mask={' & '.join(masks)}, other=0" if masks else "")
+            )
         add_products(tiles, Terms(e, parts, dtype, given), sums)
     e.write(f"column = {program} * {points} + tl.arange(0, {beside})")
     for at, names in enumerate(sums):

@@ -269,11 +269,11 @@ class WordTile:
     def _bits(self, place: Place, width: int) -> str:
         """Some bits of a byte, of words where the block has them."""
         mask, shift = (1 << width) - 1, place.shift
-        code = self._byte_in_word(place)
-        if code is None:
+        in_word = self._byte_in_word(place)
+        if in_word is None:
             code = self._once(f"{self._byte(place)}.to(tl.uint32)", "code")
         else:
-            code, *moves = code
+            code, *moves = in_word
             shift = " + ".join([*moves, *([shift] if shift else [])])
         moved = f"({code} >> ({shift}).to(tl.uint32))" if not shift.isdigit() and shift else f"({code} >> {shift})"
         return self._once(f"({moved if shift else code} & {mask})", "code")
