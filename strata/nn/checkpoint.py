@@ -33,15 +33,15 @@ class Checkpoint:
     extra: dict[str, Any]
 
     def load(self, like: Any) -> Any:
-        """The tree, in the structure of `like`; names, shapes and types must agree."""
+        """The tree, in the structure of `like` and on its devices; names, shapes and types must agree."""
         names, (leaves, structure) = leaf_names(like), flatten(like)
         stored = load_safetensors(self.data)
         loaded = []
         for name, leaf in zip(names, leaves, strict=True):
             if name not in stored:
                 raise FileError(f"checkpoint {self.data.name}: it has no {name!r}", code="F160", place=here())
-            kind = asarray(leaf).type
-            array = asarray(stored[name], copy=True)
+            there = asarray(leaf)
+            kind, array = there.type, asarray(stored[name], copy=True, device=there.device)
             if array.type != kind:
                 raise FileError(
                     f"checkpoint {self.data.name}: {name!r} is {array.type}, it must be {kind}",

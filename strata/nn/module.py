@@ -10,12 +10,14 @@ layer that keeps statistics sets them on the copy, and the function returns the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import repeat
 from reprlib import recursive_repr
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from strata.config import using
 from strata.core import TreeDef, endless, flatten, here, tree_map, unflatten
 from strata.errors import OptionError, ShapeError, UnknownNameError
 from strata.mir import Value, near
@@ -95,7 +97,8 @@ class Module:
         return {name: asarray(x).numpy() for name, x in self.named_tensors().items()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> Self:
-        """Take arrays by name. With `strict`, names must match; shapes always must. Nothing changes if any does not."""
+        """Take arrays by name, to the devices of the tensors that they replace. With `strict`, names must match; shapes
+        always must. Nothing changes if any does not."""
         own = self.named_tensors()
         given = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
         missing, extra = [k for k in own if k not in given], [k for k in given if k not in own]
@@ -106,7 +109,7 @@ class Module:
         loaded: dict[str, Tensor] = {}
         for name, x in own.items():
             if name in given:
-                array = asarray(given[name])
+                array = asarray(given[name], device=x.device)
                 if array.shape != x.shape:
                     raise ShapeError(
                         f"load_state_dict: {name!r} is {x.type}, got {array.type}", code="S390", place=here()
@@ -131,6 +134,11 @@ class Module:
         result: Self = cast_floats(self, dtype)
         return result
 
+    def to(self, device: Any, /) -> Self:
+        """The module with all its tensors on a device; those that are there already are shared."""
+        result: Self = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, self)
+        return result
+
     @recursive_repr()
     def __repr__(self) -> str:
         inner = ", ".join(f"{k}={v!r}" for k, v in self._shown().items())
@@ -148,6 +156,18 @@ class Module:
 def cast_floats(tree: Any, dtype: Any) -> Any:
     """A pytree with its float tensors in another type; integers and keys stay as they are."""
     return tree_map(lambda x: x.cast(dtype) if isinstance(x, Tensor) and x.dtype.is_float else x, tree)
+
+
+@contextmanager
+def beside(tree: Any) -> Iterator[None]:
+    """In the block, new tensors are made on the device of a pytree's tensors, where those are not on the host."""
+    devices = (x.device for x in flatten(tree)[0] if isinstance(x, Tensor))
+    device = next((x for x in devices if x != "cpu"), None)
+    if device is None:
+        yield
+    else:
+        with using(device=str(device)):
+            yield
 
 
 def trainable(tree: Any) -> list[bool]:

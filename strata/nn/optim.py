@@ -17,7 +17,7 @@ from typing import Any
 import strata.tensor as tensors
 from strata.core import flatten, here, unflatten
 from strata.errors import OptionError
-from strata.nn.module import trainable
+from strata.nn.module import beside, trainable
 from strata.tensor import Tensor, asarray, zeros
 
 ops: Any = tensors
@@ -33,14 +33,15 @@ class Optimizer:
     slots: tuple[str, ...] = ()  # names of the tensors that are kept for each parameter
 
     def init(self, params: Any) -> State:
-        """A state for these parameters: zeros, and a count of 0."""
+        """A state for these parameters, on their device: zeros, and a count of 0."""
         leaves, masks = flatten(params)[0], trainable(params)
-        state: State = {"count": asarray(0, "i32")}
-        for name in self.slots:
-            state[name] = [
-                zeros(asarray(x).shape, asarray(x).dtype).realize() if m else None
-                for x, m in zip(leaves, masks, strict=True)
-            ]
+        with beside(params):
+            state: State = {"count": asarray(0, "i32")}
+            for name in self.slots:
+                state[name] = [
+                    zeros(asarray(x).shape, asarray(x).dtype).realize() if m else None
+                    for x, m in zip(leaves, masks, strict=True)
+                ]
         return state
 
     def update(self, params: Any, grads: Any, state: State) -> tuple[Any, State]:

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import strata.tensor as tensors
+from strata.config import config
 from strata.core import flatten, here, tree_map, unflatten
 from strata.core import progress as progress_bar
 from strata.errors import OptionError
 from strata.nn import optim
 from strata.nn.checkpoint import latest, save_checkpoint
-from strata.nn.module import Module, cast_floats, trainable
+from strata.nn.module import Module, beside, cast_floats, trainable
 from strata.tensor import Tensor, asarray, jit, random, value_and_grad
 
 ops: Any = tensors
@@ -77,11 +79,14 @@ class Trainer:
         self.step = jit(self._step, donate_argnums=(0,))
 
     def init(self, model: Any) -> State:
-        """What a step takes and gives: model, optimiser state, loss scale, key, and the count of steps."""
-        state = {"model": model, "optimizer": self.optimizer.init(model), "key": random.key(self.seed).realize()}
-        if self.loss_scale is not None:
-            state["scale"] = self.loss_scale.init()
-        own: State = tree_map(_own, state)
+        """What a step takes and gives: model, optimiser state, loss scale, key, and the count of steps.
+
+        All of it is on the device of the model, or on the default device where the model is on the host."""
+        with beside(model):
+            state = {"model": model, "optimizer": self.optimizer.init(model), "key": random.key(self.seed)}
+            if self.loss_scale is not None:
+                state["scale"] = self.loss_scale.init()
+            own: State = tree_map(_own, state)
         return own
 
     # one step
@@ -171,8 +176,10 @@ def _shown(metrics: State) -> str:
 
 
 def _own(x: Any) -> Tensor:
-    """A tensor that a step may take over: donating it must not touch the caller's array."""
-    return asarray(asarray(x).numpy(), copy=True)
+    """A tensor that a step may take over, on the default device: donating it must not touch the caller's array."""
+    held = asarray(x).realize()
+    there = held.to(config().device)
+    return copy(held) if there is held else there.realize()
 
 
 def _parts(batch: Any, count: int) -> list[Any]:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,25 @@ def test_a_call_with_tensors_of_torch_copies_nothing_and_waits_for_nothing(tmp_p
     work = {e["cat"] for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")}
     assert work == {"kernel"}
     assert not [name for name in calls if "Memcpy" in name or "Synchronize" in name]
+
+
+@on_a_card
+def test_a_batch_goes_up_while_the_card_works() -> None:
+    """38 MB from pageable memory, behind work of a tenth of a second or more: the host does not wait for that."""
+    step = st.jit(lambda x, w: x @ w)
+    x, w = (st.tensor(np.eye(4096, dtype=np.float32), device="cuda") for _ in range(2))
+    batch = np.ones((64, 3, 224, 224), np.float32)
+    for _ in range(2):
+        step(x, w).numpy()
+        st.tensor(batch, device="cuda").realize()  # pinned memory is there from here on
+    begin = perf_counter()
+    for _ in range(100):
+        x = step(x, w)
+    up = st.tensor(batch, device="cuda").realize()
+    asked = perf_counter() - begin
+    np.testing.assert_array_equal(x.numpy(), np.eye(4096, dtype=np.float32))
+    assert asked < 0.5 * (perf_counter() - begin)
+    assert up.sum().item() == batch.size
 
 
 def test_memory_is_flat_over_calls_of_changing_sizes(device: str) -> None:

@@ -38,7 +38,9 @@ NEEDS = f"{INSTALL}, on a machine with an NVIDIA GPU and its driver"
 _PLAIN_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
 _MOST_PROGRAMS = (1 << 31) - 1  # of a grid along its first dimension
 _CUDA = 2  # of DLPack's kinds of devices
-_STAGED = range((32 << 10) + 1, (4 << 20) + 1)  # bytes of an array that goes up through pinned memory, without a wait
+_STAGED = range((32 << 10) + 1, (64 << 20) + 1)  # bytes of an array that goes up through pinned memory, without a wait
+_PIECE = 4 << 20  # bytes of it at a time
+_MOST_PINNED = 256 << 20  # bytes; whoever needs more waits for what is under way
 _ALIGNED = 16  # bytes that addresses are multiples of, as kernels are told
 
 Compiler = Callable[[TritonProgram, Gpu], Binary]
@@ -111,15 +113,19 @@ class CudaDriver(DeviceDriver):
             return
         with self._asking("copying to the GPU"):
             if array.nbytes in _STAGED:
-                stage = self._staging.take(array.nbytes)
-                ctypes.memmove(stage.address, array.ctypes.data, array.nbytes)
-                self.calls.up(stage.address, buffer, array.nbytes, self._handle)
-                stage.event = self._event()
-                self.calls.record(stage.event, self._handle)
-                self._staging.give(stage)
+                for at in range(0, array.nbytes, _PIECE):
+                    self._write_staged(buffer + at, array.ctypes.data + at, min(_PIECE, array.nbytes - at))
                 return
             source = self._core.Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
             source.copy_to(self._memory(buffer, array.nbytes), stream=self.stream)
+
+    def _write_staged(self, target: int, source: int, size: int) -> None:
+        stage = self._staging.take(size)
+        ctypes.memmove(stage.address, source, size)
+        self.calls.up(stage.address, target, size, self._handle)
+        stage.event = self._event()
+        self.calls.record(stage.event, self._handle)
+        self._staging.give(stage)
 
     def read(self, buffer: int, array: np.ndarray) -> None:
         if not array.nbytes:
@@ -389,22 +395,26 @@ class _Stage:
 
 
 class _Staging:
-    """Pinned memory that copies go through: as many pieces of a size as copies were under way at once."""
+    """Pinned memory that copies go through: of each size as many pieces as were under way at once, up to a limit."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
         self._free: dict[int, deque[_Stage]] = {}
+        self._pinned = 0  # bytes
 
     def take(self, size: int) -> _Stage:
         room = 1 << max(12, (size - 1).bit_length())
         waiting = self._free.setdefault(room, deque())
         calls = self._driver.calls
+        if waiting and waiting[0].event and self._pinned + room > _MOST_PINNED:
+            calls.await_event(waiting[0].event)
         if waiting and (not waiting[0].event or calls.is_done(waiting[0].event)):
             found = waiting.popleft()
             if found.event:
                 self._driver._events.append(found.event)
                 found.event = 0
             return found
+        self._pinned += room
         return _Stage(calls.pinned(room), room)
 
     def give(self, stage: _Stage) -> None:

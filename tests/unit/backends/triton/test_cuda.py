@@ -155,6 +155,26 @@ def test_copies_through_pinned_memory_wait_for_nothing_else(core: FakeCore) -> N
     assert core.log.count("await") == 4
 
 
+def test_a_large_array_goes_up_in_pieces_and_pinned_memory_has_a_limit(
+    core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = driver_of(core)
+    array = np.arange((9 << 20) // 4 + 5, dtype=np.int32)
+    buffer = driver.allocate(array.nbytes)
+    place = driver.place(buffer)
+    busy: Any = driver.calls
+    monkeypatch.setattr(busy, "is_done", lambda event: "await" in core.log)  # other work, until somebody waits
+    driver.write(place, array)
+    assert core.log == ["up 4194304", "up 4194304", f"up {array.nbytes - (8 << 20)}"]
+    for _ in range(40):
+        driver.write(place, array)
+    assert sum(x.size for x in busy.staged) <= 256 << 20
+    assert "sync" not in core.log
+    found = np.empty_like(array)
+    driver.read(place, found)
+    np.testing.assert_array_equal(found, array)
+
+
 @pytest.mark.parametrize("count", [3, 1 << 20, (3 << 20) + 7])
 def test_zeros_are_made_on_the_device(core: FakeCore, count: int) -> None:
     home = OffloadBackend(driver_of(core), "fake").home
