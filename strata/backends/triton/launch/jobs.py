@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import linecache
+import os
 import re
 import sys
 import tempfile
@@ -105,7 +106,8 @@ def _cache_folder(folder: str) -> Iterator[None]:
 
 def main() -> None:
     """Answer jobs until the input ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # what Triton prints is no answer
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what Triton and its libraries print is no answer
     for line in sys.stdin:
         job = json.loads(line)
         try:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import queue
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Thread
@@ -26,6 +28,7 @@ from strata.errors import CompileError
 
 FEW = 4  # jobs that are done here: a worker takes a moment to start
 _LAST = 1  # after all jobs, whose numbers are not positive
+_CRASHES = {int(s): s.name for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)}
 
 
 def compile_ahead(
@@ -38,27 +41,29 @@ def compile_ahead(
     pool = _Workers(available_threads(workers))
     seen: set[str] = set()
     missing: list[CompileJob] = []
-    for program in programs:
-        job = CompileJob.of(program, gpu)
-        key = job.key
-        if key in seen:
-            continue
-        seen.add(key)
-        if store.get(key) is None:
-            missing.append(job)
-            if pool.most > 1 and len(missing) >= FEW:  # from here on, all of them
-                for one in missing if len(missing) == FEW else (job,):
-                    pool.take(one)
-    pool.end()
     rejected: dict[str, str] = {}
-    for finished, waiting in enumerate(missing):
-        job, answer = pool.answers.get() if pool.threads else (waiting, _done_here(waiting))
-        if isinstance(answer, Binary):
-            keep(job, answer)
-        else:
-            rejected[job.text] = answer
-        if done is not None:
-            done(finished + 1, len(missing))
+    try:
+        for program in programs:
+            job = CompileJob.of(program, gpu)
+            key = job.key
+            if key in seen:
+                continue
+            seen.add(key)
+            if store.get(key) is None:
+                missing.append(job)
+                if pool.most > 1 and len(missing) >= FEW:  # from here on, all of them
+                    for one in missing if len(missing) == FEW else (job,):
+                        pool.take(one)
+        for finished, waiting in enumerate(missing):
+            job, answer = pool.answers.get() if pool.threads else (waiting, _done_here(waiting))
+            if isinstance(answer, Binary):
+                keep(job, answer)
+            else:
+                rejected[job.text] = answer
+            if done is not None:
+                done(finished + 1, len(missing))
+    finally:
+        pool.end()
     for thread in pool.threads:
         thread.join()
     return rejected
@@ -78,6 +83,7 @@ class _Workers:
     most: int
     threads: list[Thread] = field(default_factory=list)
     answers: queue.SimpleQueue[tuple[CompileJob, Binary | str]] = field(default_factory=queue.SimpleQueue)
+    is_over: bool = False
     _waiting: queue.PriorityQueue[tuple[int, int, CompileJob | None]] = field(default_factory=queue.PriorityQueue)
     _numbers: count[int] = field(default_factory=count)
 
@@ -88,26 +94,48 @@ class _Workers:
             self.threads[-1].start()
 
     def end(self) -> None:
-        """No more jobs come."""
+        """No more jobs come, and nobody waits for those that an interrupt left behind."""
+        self.is_over = True
         for _ in self.threads:
             self._waiting.put((_LAST, next(self._numbers), None))
 
     def _serve(self) -> None:
-        """One worker process, and the jobs that it takes."""
+        """One worker after the other, each until it crashes, and the jobs that they take."""
+        worker: _Worker | None = None
+        while (job := self._waiting.get()[-1]) is not None and not self.is_over:
+            try:
+                worker = worker or _Worker()
+                answer = worker.ask(job)
+            except (OSError, ValueError):  # there is no worker, or it ended
+                crash = None if worker is None else _CRASHES.get(-worker.end())
+                worker = None
+                answer = _done_here(job) if crash is None else str(job.rejected(f"its compiler crashed ({crash})"))
+            self.answers.put((job, answer))
+        if worker is not None:
+            worker.end()
+
+
+class _Worker:
+    """A process. It ends with its input, and hears of no Ctrl-C."""
+
+    def __init__(self) -> None:
         command = [sys.executable, "-P", jobs.__file__]  # not beside modules that have names of other packages
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            while True:
-                job = self._waiting.get()[-1]
-                if job is None:
-                    worker.stdin.close()
-                    return
-                try:
-                    worker.stdin.write(json.dumps(job.data) + "\n")
-                    worker.stdin.flush()
-                    code, *rest = json.loads(worker.stdout.readline())
-                    made = Binary(base64.b64decode(code), *rest) if rest else str(job.rejected(code))
-                    self.answers.put((job, made))
-                except (OSError, ValueError):  # it died: what it was doing is done here
-                    self.answers.put((job, _done_here(job)))
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, process_group=0)
+
+    def ask(self, job: CompileJob) -> Binary | str:
+        questions, answers = self._process.stdin, self._process.stdout
+        assert questions is not None
+        assert answers is not None
+        questions.write(json.dumps(job.data) + "\n")
+        questions.flush()
+        code, *rest = json.loads(answers.readline())
+        return Binary(base64.b64decode(code), *rest) if rest else str(job.rejected(code))
+
+    def end(self) -> int:
+        """The code that it returns."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):  # what it did not read
+                pipe.close()
+        return self._process.wait()
