@@ -67,7 +67,8 @@ def main() -> None:
             times.append(time.perf_counter())
         parts = [PART / (b - a) for a, b in zip(times[PART::PART], times[2 * PART :: PART], strict=False)]
         row = {
-            "device": given.device, "load_s": round(loaded - begin, 2), "first_token_s": round(times[0] - loaded, 2),
+            "model": f"Llama of {given.layers} layers, bf16", "device": given.device,
+            "load_s": round(loaded - begin, 2), "first_token_s": round(times[0] - loaded, 2),
             "tokens_s": round(statistics.median(parts), 1), "best": round(max(parts), 1), "tokens": len(times),
         }  # fmt: skip
         print(json.dumps(row))

@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_page rows.json docs/benchmarks-gpu.md [earlier.json]
 
+Rows of `benchmarks.device_calls` and `benchmarks.device_decode` may stand among those of `benchmarks.gpu`.
 Peers that were not run this time have the times of an earlier run, if its rows are given, and the page says so.
 """
 
@@ -109,6 +110,24 @@ def picture(rows: list[dict[str, Any]]) -> str:
     return bars({title: groups[title] for title in TITLES.values() if title in groups})
 
 
+def as_users_see_it(rows: list[dict[str, Any]]) -> list[str]:
+    """Times by the clock of the host: of calls (`device_calls`), and of tokens (`device_decode`)."""
+    parts = []
+    calls = [r for r in rows if "us" in r]
+    if calls:
+        lines = ["| x + 1 on 8 floats that are there | µs a call | best |", "|---|---|---|"]
+        lines += [f"| {r['call']} | {r['us']} | {r['best_us']} |" for r in sorted(calls, key=lambda r: r["us"])]
+        about = "By `python -m benchmarks.device_calls`: the clock of the host, over 2,000 calls and one wait."
+        parts += ["## Calls\n", about + "\n", "\n".join(lines) + "\n"]
+    told = [r for r in rows if "tokens_s" in r]
+    if told:
+        lines = ["| model | tokens/s | best | first token, s |", "|---|---|---|---|"]
+        lines += [f"| {r['model']} | {r['tokens_s']} | {r['best']} | {r['first_token_s']} |" for r in told]
+        about = "By `python -m benchmarks.device_decode`: `model.tokens` of one sequence, the median of parts of 32."
+        parts += ["## Generation\n", about + "\n", "\n".join(lines) + "\n"]
+    return parts
+
+
 def page(rows: list[dict[str, Any]], *, has_earlier: bool = False) -> str:
     about = rows[0]
     found = [r for r in rows[1:] if "of_best_peer" in r]
@@ -117,6 +136,7 @@ def page(rows: list[dict[str, Any]], *, has_earlier: bool = False) -> str:
         mine = [r for r in found if r["group"] == group]
         if mine:
             parts += [f"## {title}\n", *([NOTES[group] + "\n"] if group in NOTES else []), table(mine) + "\n"]
+    parts += as_users_see_it(rows)
     failed = [r for r in rows[1:] if "fails" in r or not r.get("right", True)]
     if failed:
         parts += [
