@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from strata.mir import Constant, Graph, Leaf, Node, Value, toposort
+from strata.errors import MissingRuleError
+from strata.mir import Constant, Graph, Leaf, Node, Op, Value, toposort
 from strata.passes.base import Pass, PassContext, register, rewrite
 from strata.passes.expand import bounds, factorize, fourier, recurrences  # noqa: F401 - they fill the table
 from strata.passes.expand.rules import EXPANSIONS, LOOPS
@@ -14,10 +15,13 @@ from strata.passes.expand.rules import EXPANSIONS, LOOPS
 ROUNDS = 8  # expansions use ops that have expansions
 
 
-def expanded(op: Any, *inputs: Value) -> tuple[Value, ...]:
+def expanded(op: Op, *inputs: Value) -> tuple[Value, ...]:
     """An op of known sizes that has an expansion, built from others."""
-    made = EXPANSIONS[op.name](op, *inputs)
-    assert made is not None, op
+    build = EXPANSIONS.get(op.name)
+    made = None if build is None else build(op, *inputs)
+    if made is None:
+        types = ", ".join(str(x.type) for x in inputs)
+        raise MissingRuleError(f"{op.name} of {types} has no expansion into other ops", code="R201")
     return tuple(made)
 
 

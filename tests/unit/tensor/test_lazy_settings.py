@@ -30,7 +30,8 @@ def two_branches(rng: np.random.Generator, size: int = 160) -> tuple[st.Tensor, 
 
 
 def test_a_config_per_call(rng: np.random.Generator) -> None:
-    x = st.asarray(rng.standard_normal((8, 8)).astype(np.float32))
+    # whole numbers: sums are exact, so that NumPy, which interprets small programs, gives the bits that kernels give
+    x = st.asarray(rng.integers(-9, 9, (8, 8)).astype(np.float32))
     want = (x @ x + 1.0).numpy()
     own = settings(memory_planner="off", num_threads=1)
     y, z = x @ x + 1.0, x @ x + 1.0
