@@ -43,7 +43,7 @@ def prelude(names: set[str], *, interpreted: bool) -> str:
 
 @cache
 def _table(*, interpreted: bool) -> dict[str, str]:
-    texts = [*_WHOLE, *_bits(interpreted), *_reductions(), *_dots(interpreted), *_nibbles(interpreted)]
+    texts = [*_WHOLE, *_bits(interpreted), *_reductions(), *_dots(interpreted), *_nibbles(interpreted), *_fragments(interpreted)]
     for name, bits in (("f32", 32), ("f64", 64)):
         texts += [*_floats(name, bits), _remainder(name, interpreted=interpreted)]
     for kind, bits in ((k, b) for k in ("int", "uint") for b in (8, 16, 32, 64)):
@@ -191,6 +191,86 @@ def _nibbles(interpreted: bool) -> list[str]:
         f"def halves_plain{plain_halves}",
         f"def halves{plain_halves if interpreted else halves}",
     ]
+
+
+def _fragments(interpreted: bool) -> list[str]:
+    """Products of tiles that the lanes of a warp hold, as tensor cores want them; bytes picked of two words.
+
+    An instruction has room for one constant: another one is in a register if the compiler cannot know it.
+    """
+    if not interpreted:
+        texts = [
+            """def picked(low, high, which):
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, which], dtype=tl.uint32, is_pure=True, pack=1
+    )
+""",
+            """def carried(word, mask, carrier):
+    return tl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [word, mask, carrier], dtype=tl.uint32, is_pure=True, pack=1
+    )
+""",
+            """def unknown(number):
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 one; mov.u32 one, %nctaid.z; mad.lo.u32 $0, one, $1, 0; }", "=r,r", [number],
+        dtype=tl.uint32, is_pure=True, pack=1,
+    )
+""",
+        ]
+    else:
+        texts = [
+            """def picked(low, high, which):
+    both = (high.to(tl.uint64) << 32) | low.to(tl.uint64)
+    found = low.to(tl.uint64) * 0
+    for at in tl.static_range(4):
+        found = found | (((both >> (8 * ((which >> (4 * at)) & 7))) & 255) << (8 * at))
+    return found.to(tl.uint32)
+""",
+            """def carried(word, mask, carrier):
+    return (word & mask) | carrier
+""",
+            """def unknown(number):
+    return number
+""",
+        ]
+    texts.append("""def byte_number(word, whole, which):
+    return picked(word, whole, which).to(tl.float32, bitcast=True)
+""")
+    names = "a0, a1, a2, a3, b0, b1, c0, c1, c2, c3"
+    for kind in ("bf16", "f16"):
+        if not interpreted:
+            asm = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"
+            operands = "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13}"
+            texts.append(f"""def mma_{kind}({names}):
+    return tl.inline_asm_elementwise(
+        "{asm} {operands};", "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [{names}],
+        dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
+    )
+""")
+            continue
+        shift = "(pair >> (16 * half))" if kind == "f16" else "((pair >> (16 * half)) << 16)"
+        value = f"{shift}.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)" if kind == "f16" else (
+            f"{shift}.to(tl.uint32).to(tl.float32, bitcast=True)")  # fmt: skip
+        texts.append(f"""def half_{kind}(pair, half):
+    return {value}
+""")
+        texts.append(f"""def tile_{kind}(first, b0, second, b1):
+    warps: tl.constexpr = first.shape[0] // 32
+    found = tl.full([warps, 8, 8], 0.0, tl.float32)
+    for half in tl.static_range(2):
+        a = tl.reshape(half_{kind}(first, half), [warps, 8, 1, 4])
+        found = found + tl.sum(a * tl.reshape(half_{kind}(b0, half), [warps, 1, 8, 4]), axis=3)
+        a = tl.reshape(half_{kind}(second, half), [warps, 8, 1, 4])
+        found = found + tl.sum(a * tl.reshape(half_{kind}(b1, half), [warps, 1, 8, 4]), axis=3)
+    even, odd = tl.split(tl.reshape(found, [warps, 8, 4, 2]))
+    return tl.reshape(even, [warps * 32]), tl.reshape(odd, [warps * 32])
+""")
+        texts.append(f"""def mma_{kind}({names}):
+    d0, d1 = tile_{kind}(a0, b0, a2, b1)
+    d2, d3 = tile_{kind}(a1, b0, a3, b1)
+    return c0 + d0, c1 + d1, c2 + d2, c3 + d3
+""")
+    return texts
 
 
 def _bits(interpreted: bool) -> list[str]:

@@ -9,7 +9,7 @@ multiplied with it once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 
 from strata.backends.triton.codegen.blocks import BlockShape, Part, digit_of
@@ -147,6 +147,11 @@ class WordTile:
     def form(self) -> gguf_blocks.BlockFormat:
         return self.shape.form
 
+    @property
+    def count(self) -> int:
+        """Words of a lane in a run."""
+        return self.shape.run // _WORD
+
     # numbers of elements
 
     @property
@@ -160,7 +165,7 @@ class WordTile:
         """The numbers of four neighbouring elements, in f32, times a power of two that `unit` takes back."""
         q = self.form.q
         assert isinstance(q, gguf_fields.BitField)
-        raw = self._words(Place(q.bits[0].byte, self._of_runs(), 0, ()), self.shape.run // _WORD)[word]
+        raw = self._words(Place(q.bits[0].byte, self._of_runs(), 0, ()), self.count)[word]
         if q.values:
             named = [self._named(raw, half, q) for half in range(2)]
             words = [self._once(f"({code} >> 8)", "code") if at else code for code in named]
@@ -211,7 +216,7 @@ class WordTile:
             moved = f"(({code} >> ({place.shift})) & 15)" if place.shift else f"({code} & 15)"
             return self._once(f"(({moved} * {0x00204081}) & {0x01010101})", "code")
         place = self._place(part, self.parts, further)
-        found = self._words(place, self.shape.run // _WORD)[word]
+        found = self._words(place, self.count)[word]
         return self._masked(found, f"({place.shift}).to(tl.uint32)" if place.bits else place.shift, part.width)
 
     def _named(self, word: str, half: int, q: gguf_fields.BitField) -> str:
@@ -316,11 +321,18 @@ class WordTile:
             return [self._once(text, "word") for text in found]
         if least % _WORD == 0:
             return [self._loaded(4, f"{self._from(4)} + {self._moved(place, 4)} + {i}") for i in range(count)]
-        at = self._once(f"{self.first} + block * {self.form.bytes} + {self._moved(place, 1)}", "at")
-        begin = f"{self._pointer(4)} + ({at} >> 2)"
+        if least == 2 and count == 1:
+            low, high = (self._loaded(2, f"{self._from(2)} + {self._moved(place, 2)} + {i}") for i in range(2))
+            return [self._once(f"({low}.to(tl.uint32) | ({high}.to(tl.uint32) << 16))", "word")]
+        jumps = all(step % _WORD == 0 for *_, step in place.bytes)  # those do not change where in a word a byte lies
+        start = str(place.byte % _WORD) if jumps else self._moved(place, 1)
+        more = self._moved(replace(place, byte=place.byte - place.byte % _WORD), _WORD) if jumps else "0"
+        at = self._once(f"{self.first} + block * {self.form.bytes} + {start}", "at")
+        begin = self._once(f"{self._pointer(4)} + ({at} >> 2)", "begin")
+        end = self._once(f"{self._pointer(4)} + (({at} + 3) >> 2)", "end")
         shift = self._once(f"(({at} & 3) << 3).to(tl.uint64)", "shift")
-        loaded = [self._loaded(4, f"{begin} + {i}") for i in range(count)]
-        loaded.append(self._loaded(4, f"{self._pointer(4)} + (({at} + 3) >> 2) + {count - 1}"))
+        loaded = [self._loaded(4, f"{begin} + ({more}) + {i}") for i in range(count)]
+        loaded.append(self._loaded(4, f"{end} + ({more}) + {count - 1}"))
         pairs = zip(loaded, loaded[1:], strict=False)
         return [self._once(f"((({b}.to(tl.uint64) << 32) | {a}) >> {shift}).to(tl.uint32)", "word") for a, b in pairs]
 
