@@ -23,6 +23,7 @@ from strata.backends.triton.codegen.fragments import (
     add_tiles,
     is_fragments,
     pair,
+    table_of,
 )
 from strata.backends.triton.codegen.render import Rendered, TritonProgram, render
 from strata.backends.triton.codegen.scalars import decoded, encoded
@@ -297,7 +298,9 @@ def _multiplied_by_fragments(blocks: BlockRows) -> TritonProgram:
     e.write(f"quad = lane % {QUAD}")
     e.write(f"place = lane // {QUAD} % {COLUMNS}")
     e.write(f"begin = lane // {LANES} * {each}")
-    for name, number in (("carrier", pair(CARRIERS[x.dtype], x.dtype)), ("whole", WHOLE)):
+    constants = [("carrier", pair(CARRIERS[x.dtype], x.dtype)), ("whole", WHOLE)]
+    constants += [(f"table{i}", word) for i, word in enumerate(table_of(blocks.shape, x.dtype))]
+    for name, number in constants:
         e.write(f"{name} = {e.needs('unknown')}(lane.to(tl.uint32) * 0 + {number})")
     e.write(f"line = {line}")
     e.write(f"column = tl.minimum(line + place // {apart}, {e.size(rows)} - 1).to(tl.int32)")

@@ -31,12 +31,12 @@ _GROUP_WORD = 4  # numbers of groups that are unpacked at once
 
 
 def is_fragments(shape: BlockShape, dtype: DType) -> bool:
-    """Whether the words of a block are numbers of few bits, and x has 16."""
+    """Whether the words of a block are numbers of few bits, or names of whole numbers, and x has 16."""
     q = shape.form.q
     if not is_words(shape) or dtype not in CARRIERS:
         return False
     assert isinstance(q, gguf_fields.BitField)
-    return not q.values and not q.is_signed and sum(part.width for part in q.bits) <= _WIDEST
+    return not q.is_signed and sum(part.width for part in q.bits) <= _WIDEST
 
 
 def pair(value: float, dtype: DType) -> int:
@@ -53,17 +53,18 @@ class Columns:
     mask: str
     _known: dict[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
 
-    def pairs(self, element: int, step: int) -> tuple[str, str]:
-        """Terms 0 and 2, 1 and 3 of four neighbours."""
+    def pairs(self, element: int, step: int, *, crossed: bool) -> tuple[str, str]:
+        """Terms 0 and 2, 1 and 3 of four neighbours; or 0 and 1, 2 and 3."""
         if (element, step) not in self._known:
             e, size = self.e, 2
             moved = f" + quad * {step * size // 8}"
             both = e.name(f"tl.load({self.address} + {element * size // 8}{moved}{self.mask})", "x")
             low, high = e.name(f"{both}.to(tl.uint32)", "h"), e.name(f"({both} >> 32).to(tl.uint32)", "h")
-            picked = e.needs("picked")
-            self._known[element, step] = (
-                e.name(f"{picked}({low}, {high}, {0x5410})", "b"), e.name(f"{picked}({low}, {high}, {0x7632})", "b")
-            )  # fmt: skip
+            if crossed:
+                picked = e.needs("picked")
+                both = [e.name(f"{picked}({low}, {high}, {which})", "b") for which in (0x5410, 0x7632)]
+                low, high = both
+            self._known[element, step] = low, high
         return self._known[element, step]
 
 
@@ -75,6 +76,16 @@ class Piece:
     word: int
     bit: int
     element: int  # the first one of the first lane
+
+
+def table_of(shape: BlockShape, dtype: DType) -> list[int]:
+    """Named numbers as 16 bits: their lower bytes in four words, then their upper ones; none where nothing is named."""
+    q = shape.form.q
+    assert isinstance(q, gguf_fields.BitField)
+    if not q.values:
+        return []
+    data = np.array(q.values, dtype.np).view(np.uint8).reshape(-1, 2)
+    return [int(word) for half in range(2) for word in np.ascontiguousarray(data[:, half]).view(np.uint32)]
 
 
 def pieces_of(shape: BlockShape) -> dict[int, list[Piece]]:
@@ -111,13 +122,16 @@ class RowTile(WordTile):
     dtype: DType = bf16
 
     def pairs(self, piece: Piece) -> tuple[str, str]:
-        """Weights 0 and 2, 1 and 3 of the lane's four, with what carries them."""
+        """Weights 0 and 2, 1 and 3 of the lane's four, with what carries them; named ones 0 and 1, 2 and 3."""
         q = self.form.q
         assert isinstance(q, gguf_fields.BitField)
         first, *others = q.bits
         step = self.shape.run // QUAD
         at = Place(first.byte + run_bytes(self.shape)[piece.run], (("quad", QUAD, step),), 0, ())
         raw = self._words(at, self.count)[piece.word]
+        if q.values:
+            low, high = self._named_pairs(raw, 0, q), self._named_pairs(raw, 16, q)
+            return low[piece.bit // 4], high[piece.bit // 4]
         width, shift = first.width, first.bit + piece.bit
         if others:
             raw, shift = self._masked(raw, str(shift) if shift else "", width), 0
@@ -130,6 +144,15 @@ class RowTile(WordTile):
         carried = self.e.needs("carried")
         return self._once(f"{carried}({even}, {mask}, carrier)", "a"), self._once(f"{carried}({odd}, {mask}, carrier)", "a")
 
+    def _named_pairs(self, word: str, shift: int, q: gguf_fields.BitField) -> tuple[str, str]:
+        """What the lower nibbles of two bytes name, and the upper ones."""
+        key = f"{self.e.needs('halves_of_nibbles')}({f'({word} >> {shift})' if shift else word}, table)"
+        if key not in self._known:
+            self._known[key] = names = f"{self.e.fresh('a')}, {self.e.fresh('a')}"
+            self.e.write(f"{names} = {key.replace('table', ', '.join(f'table{i}' for i in range(8)))}")
+        low, high = self._known[key].split(", ")
+        return low, high
+
     @property
     def count(self) -> int:
         return self.shape.run // _TERMS
@@ -139,7 +162,18 @@ class RowTile(WordTile):
         """What the numbers that `pairs` gives have to be less of."""
         q = self.form.q
         assert isinstance(q, gguf_fields.BitField)
-        return CARRIERS[self.dtype] - q.add
+        return 0.0 if q.values else CARRIERS[self.dtype] - q.add
+
+    @staticmethod
+    def _place(bits: gguf_fields.Bits, parts: list[Part], further: int) -> Place:
+        """Digits that are the lane's number times something move by that much more."""
+        place = WordTile._place(bits, parts, further)
+        moves = []
+        for text, size, step in place.bytes:
+            name, _, times = text.partition(" * ")
+            whole = name == "quad" and times.isdigit()
+            moves.append(("quad", QUAD, step * int(times)) if whole else (text, size, step))
+        return replace(place, bytes=tuple(moves))
 
     def group_number(self, numbers: gguf_fields.BitField, group: int) -> str:
         """The number of a group, in f32."""
@@ -189,6 +223,7 @@ def add_tiles(tiles: list[RowTile], x: Columns, sums: list[list[str]]) -> None:
     totals = [["" for _ in own] for own in sums]  # of numbers times those of their groups
     others = [["" for _ in own] for own in sums]
     offset = tiles[0].offset
+    is_named = bool(table_of(shape, dtype))
     constant = pair(1.0 if form.m else -offset, dtype)
     ones = e.name(f"lane.to(tl.uint32) * 0 + {constant}", "ones")
     zero = e.name("lane.to(tl.float32) * 0.0", "zero")
@@ -202,9 +237,9 @@ def add_tiles(tiles: list[RowTile], x: Columns, sums: list[list[str]]) -> None:
         return e.name(f"{before} + {text}" if before else text, "t")
 
     for group, pieces in pieces_of(shape).items():
-        terms = [x.pairs(piece.element, step) for piece in pieces]
+        terms = [x.pairs(piece.element, step, crossed=not is_named) for piece in pieces]
         plain = [zero, zero, zero, zero]  # what every row gets: the sum of x, or what is too much of it
-        for b in terms:
+        for b in terms if offset or form.m else ():
             plain = call((ones, ones, ones, ones), b, plain)
         for at in range(0, len(tiles), 2):
             c = [zero, zero, zero, zero] if form.m else plain
@@ -217,7 +252,7 @@ def add_tiles(tiles: list[RowTile], x: Columns, sums: list[list[str]]) -> None:
                 least = tile.group_number(form.minima, group) if form.minima else ""
                 for column in range(len(sums[at + half])):
                     found = c[2 * half + column]
-                    if form.m:
+                    if form.m and offset:
                         found = e.name(f"{found} - {plain[column]} * {offset}", "t")
                     text = f"{scale} * {found}" if scale else found
                     totals[at + half][column] = added(totals[at + half][column], text)

@@ -233,6 +233,33 @@ def _fragments(interpreted: bool) -> list[str]:
     return number
 """,
         ]
+    tables = "l0, l1, l2, l3, h0, h1, h2, h3"
+    if interpreted:
+        texts.append(f"""def halves_of_nibbles(code, {tables}):
+    low = bytes_of_nibbles_plain(code, l0, l1, l2, l3)
+    high = bytes_of_nibbles_plain(code, h0, h1, h2, h3)
+    return picked(low, high, 0x6240), picked(low, high, 0x7351)
+""")
+    else:
+        texts.append(f"""def halves_of_nibbles(code, {tables}):
+    return tl.inline_asm_elementwise(
+        \"\"\"{{
+        .reg .b32 at, half, a, b, low, high;
+        and.b32 at, $2, 0x7777;
+        shr.u32 half, $2, 1;
+        lop3.b32 half, half, 0x4444, 0x3210, 0xEA;
+        prmt.b32 a, $3, $4, at;
+        prmt.b32 b, $5, $6, at;
+        prmt.b32 low, a, b, half;
+        prmt.b32 a, $7, $8, at;
+        prmt.b32 b, $9, $10, at;
+        prmt.b32 high, a, b, half;
+        prmt.b32 $0, low, high, 0x6240;
+        prmt.b32 $1, low, high, 0x7351;
+        }}\"\"\",
+        "=r,=r,r,r,r,r,r,r,r,r,r", [code, {tables}], dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1,
+    )
+""")
     texts.append("""def byte_number(word, whole, which):
     return picked(word, whole, which).to(tl.float32, bitcast=True)
 """)

@@ -279,7 +279,9 @@ class WordTile:
             code = self._once(f"{self._byte(place)}.to(tl.uint32)", "code")
         else:
             code, *moves = in_word
-            shift = " + ".join([*moves, *([shift] if shift else [])])
+            texts = [*moves, *([shift] if shift else [])]
+            known = sum(int(text) for text in texts if text.isdigit())
+            shift = " + ".join([*(t for t in texts if not t.isdigit()), *([str(known)] if known else [])])
         moved = f"({code} >> ({shift}).to(tl.uint32))" if not shift.isdigit() and shift else f"({code} >> {shift})"
         return self._once(f"({moved if shift else code} & {mask})", "code")
 
@@ -322,7 +324,8 @@ class WordTile:
         if least % _WORD == 0:
             return [self._loaded(4, f"{self._from(4)} + {self._moved(place, 4)} + {i}") for i in range(count)]
         if least == 2 and count == 1:
-            low, high = (self._loaded(2, f"{self._from(2)} + {self._moved(place, 2)} + {i}") for i in range(2))
+            at = f"{self._from(2)} + {self._moved(place, 2)}"
+            low, high = self._loaded(2, at), self._loaded(2, f"{at} + 1")
             return [self._once(f"({low}.to(tl.uint32) | ({high}.to(tl.uint32) << 16))", "word")]
         jumps = all(step % _WORD == 0 for *_, step in place.bytes)  # those do not change where in a word a byte lies
         start = str(place.byte % _WORD) if jumps else self._moved(place, 1)
@@ -331,8 +334,8 @@ class WordTile:
         begin = self._once(f"{self._pointer(4)} + ({at} >> 2)", "begin")
         end = self._once(f"{self._pointer(4)} + (({at} + 3) >> 2)", "end")
         shift = self._once(f"(({at} & 3) << 3).to(tl.uint64)", "shift")
-        loaded = [self._loaded(4, f"{begin} + ({more}) + {i}") for i in range(count)]
-        loaded.append(self._loaded(4, f"{end} + ({more}) + {count - 1}"))
+        loaded = [self._loaded(4, f"{begin} + {more} + {i}") for i in range(count)]
+        loaded.append(self._loaded(4, f"{end} + {more} + {count - 1}"))
         pairs = zip(loaded, loaded[1:], strict=False)
         return [self._once(f"((({b}.to(tl.uint64) << 32) | {a}) >> {shift}).to(tl.uint32)", "word") for a, b in pairs]
 
@@ -351,7 +354,7 @@ class WordTile:
 
     @staticmethod
     def _moved(place: Place, size: int) -> str:
-        return " + ".join([str(place.byte // size), *(f"{text} * {step // size}" for text, _, step in place.bytes)])
+        return " + ".join([*(f"{text} * {step // size}" for text, _, step in place.bytes), str(place.byte // size)])
 
     def _of_runs(self) -> tuple[tuple[str, int, int], ...]:
         pairs = zip(self.parts, self.moves, strict=True)
