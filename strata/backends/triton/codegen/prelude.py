@@ -212,7 +212,7 @@ def _fragments(interpreted: bool) -> list[str]:
 """,
             """def unknown(number):
     return tl.inline_asm_elementwise(
-        "{ .reg .b32 one; mov.u32 one, %nctaid.z; mad.lo.u32 $0, one, $1, 0; }", "=r,r", [number],
+        "{ .reg .b32 no; mov.u32 no, %lanemask_lt; shr.u32 no, no, 31; or.b32 $0, no, $1; }", "=r,r", [number],
         dtype=tl.uint32, is_pure=True, pack=1,
     )
 """,
