@@ -24,7 +24,6 @@ import numpy as np
 import strata as st
 from benchmarks.gpu import (
     ATTENTIONS,
-    QUANTISED,
     Programs,
     attention_graph,
     dequant_graph,
@@ -38,11 +37,15 @@ from strata import ops
 from strata.backends.triton.backend import PlannedBackend
 from strata.backends.triton.codegen.attention import render_attention
 from strata.backends.triton.codegen.attention_backward import render_backward
+from strata.backends.triton.codegen.blocks import BlockShape
 from strata.backends.triton.codegen.dequant import render_dequant
+from strata.backends.triton.codegen.fragments import is_fragments
 from strata.backends.triton.codegen.product import find_product
 from strata.backends.triton.codegen.render import Rendered, normal_form, render
 from strata.backends.triton.launch.workers import compile_ahead
+from strata.backends.triton.schedules.schedule import Fragments, TritonRows
 from strata.backends.triton.tuning.search import attention_candidates, product_candidates
+from strata.backends.triton.target import Gpu
 from strata.core import DType, bf16, f16, f32
 from strata.mir import Graph
 from strata.ops import gguf_blocks
@@ -146,22 +149,44 @@ def product_trials(programs: Programs, kinds: Sequence[str], most: int) -> Itera
             yield Trial(kind, tuple(int(n) for n in found.form.extents[1:]), tensors, made)
 
 
-def block_trials(programs: Programs) -> Iterator[Trial]:
-    for name, m, n, k in QUANTISED:
-        if m > 8:
-            continue
-        (step,) = CompilePipeline("triton_planned").compile(dequant_graph(name, m, n, k)).lir.schedule
-        texts = [f"rows {points} x {terms} warps {warps}" for points in (1, 2) for terms in (512, 1024, 2048, 4096)
-                 for warps in (1, 2, 4, 8) if points * terms >= 512 * warps]  # fmt: skip
-        made = [(t, render_dequant(step.nodes[0], programs.gpu, t)) for t in texts]
+BLOCKS = [
+    *((name, 1, 4096, 4096) for name in ("q4k", "q6k", "iq4_xs", "q4_0", "q8_0", "u4_128h", "q5k", "q2k", "q3k")),
+    ("q4k", 1, 14336, 4096), ("q6k", 1, 14336, 4096), ("q4k", 1, 4096, 14336), ("q4k", 4, 4096, 4096),
+    ("q4k", 8, 4096, 4096), ("q4k", 512, 4096, 4096), ("q6k", 512, 4096, 4096),
+]  # fmt: skip
 
-        def blocks(name: str = name, m: int = m, n: int = n, k: int = k) -> dict[str, Any]:
-            form = gguf_blocks.block_format(name)
-            codes = gguf_blocks.random_blocks(form, n * k // form.elements, np.random.default_rng(0)).reshape(-1)
+
+def block_trials(programs: Programs) -> Iterator[Trial]:
+    for name, m, n, k in BLOCKS:
+        (step,) = CompilePipeline("triton_planned").compile(dequant_graph(name, m, n, k)).lir.schedule
+        made = [(t, render_dequant(step.nodes[0], programs.gpu, t)) for t in block_schedules(name, m, k, programs.gpu)]
+
+        form = gguf_blocks.block_format(name)
+        codes = gguf_blocks.random_blocks(form, n * k // form.elements, np.random.default_rng(0)).reshape(-1)
+
+        def blocks(codes: np.ndarray = codes, m: int = m, n: int = n, k: int = k) -> dict[str, Any]:
             return {"codes": torch_().from_numpy(codes).cuda(), "x": random_tensor(bf16, (m, k)),
                     "out": random_tensor(bf16, (m, n))}  # fmt: skip
 
-        yield Trial(f"rows blocks {name} {m}", (n, k), blocks, made)
+        yield Trial(f"{'few' if m <= 8 else 'unpacked'} {name} {m}", (n, k), blocks, made)
+
+
+def block_schedules(name: str, m: int, k: int, gpu: Gpu) -> list[str]:
+    """The plain one first; those whose lanes all have something to do."""
+    form = gguf_blocks.block_format(name)
+    shape = BlockShape.of(form)
+    assert shape is not None
+    if m > 8:
+        sizes = ((2, 512, 1), (1, 1024, 1), (4, 1024, 4), (2, 2048, 4), (1, 4096, 4), (4, 2048, 4), (4, 4096, 8))
+        return [f"rows {points} x {terms} warps {warps}" for points, terms, warps in sizes]
+    texts = [str(TritonRows(points, terms, warps)) for points in (8, 4, 16) for terms in (1024, 2048, 4096)
+             for warps in (1, 2, 4, 8)
+             if 32 * warps in (terms // form.elements * shape.runs * (points // 4) // n for n in (1, 2))]  # fmt: skip
+    if is_fragments(shape, bf16, gpu):
+        texts += [str(Fragments(points, each * warps * form.elements, warps)) for points in (16, 32)
+                  for warps in (2, 4, 8, 16) for each in (1, 2, 4, 8)
+                  if each * warps <= k // form.elements and 128 <= each * form.elements <= 512]  # fmt: skip
+    return texts
 
 
 def attention_trials(programs: Programs) -> Iterator[Trial]:

@@ -64,11 +64,12 @@ def render_dequant(node: Node, gpu: Gpu, given: str = "") -> Rendered:
     inputs = tuple(Buffer(name, t.dtype, t.shape) for name, t in zip(names, flat, strict=True))
     out = Buffer("out", x.dtype, (rows, weights.n))
     kernel = Kernel("dequant_matmul", inputs, (out,), ())
-    few = _few_rows(weights, kernel, gpu, given)
+    is_many = isinstance(rows, int) and rows > _FEW
+    few = _few_rows(weights, kernel, gpu, "" if is_many else given)
     if known(rows) <= _FEW:
         return Rendered(kernel, few, ())
     table = Buffer("weights", x.dtype, (weights.n, weights.k))
-    wide = _unpacked(weights, kernel, table, gpu)
+    wide = _unpacked(weights, kernel, table, gpu, given if is_many else "")
     product = _product(inputs[0], table, out, gpu)
     cases = [(most, (*wide, *programs)) for most, programs in product.by_rows if most > _FEW]
     cases = [] if isinstance(rows, int) else [(_FEW, few), *cases]
@@ -102,11 +103,11 @@ def _block_shape(weights: Any) -> BlockShape | None:
     return BlockShape.of(gguf_blocks.block_format(scheme.kind)) if scheme.is_gguf else None
 
 
-def _unpacked(weights: Any, kernel: Kernel, table: Buffer, gpu: Gpu) -> tuple[TritonProgram, ...]:
+def _unpacked(weights: Any, kernel: Kernel, table: Buffer, gpu: Gpu, given: str) -> tuple[TritonProgram, ...]:
     """Weights as numbers, a row for each column of the result."""
     shape = _block_shape(weights)
     if shape is not None:
-        return (_written(BlockRows(shape, weights, kernel, gpu, is_few=False), table),)
+        return (_written(BlockRows(shape, weights, kernel, gpu, given, is_few=False), table),)
     k = KernelBuilder("unpack")
     codes, *sides = (k.input(b.name, b.type) for b in kernel.inputs[1:])
     k.output(table.name, table.type, lambda at: k.cast(weights.lower(k, (at[1], at[0]), codes, *sides), table.dtype))
@@ -133,12 +134,14 @@ class BlockRows:
         form = shape.form
         self.shape, self.k, self.n, self.kernel = shape, weights.k, weights.n, kernel
         self.form, self.count = form, weights.k // form.elements
-        sizes = min(_TOGETHER, known(kernel.inputs[0].shape[0])), form.elements, weights.n, weights.k
-        fits = is_few and gpu.kind == "cuda" and is_fragments(shape, kernel.inputs[0].dtype)
-        without = "none" if fits else "fragments"
-        found = parse_gpu_schedule(given) if given else winner(gpu, "rows blocks", sizes, without)
-        assert isinstance(found, TritonRows) or fits, f"{given} is no schedule of these blocks"
-        assert isinstance(found, TritonRows | Fragments)
+        rows = min(_TOGETHER, known(kernel.inputs[0].shape[0]))
+        kind = "rows unpacked"
+        if is_few:
+            fits = is_fragments(shape, kernel.inputs[0].dtype, gpu)
+            kind = "fragments blocks" if fits else "rows words" if is_words(shape) else "rows blocks"
+        sizes = rows, form.elements, weights.n, weights.k
+        found = parse_gpu_schedule(given) if given else winner(gpu, kind, sizes)
+        assert isinstance(found, TritonRows | Fragments), f"{given} is no schedule of blocks"
         if isinstance(found, TritonRows):  # no more than there are
             found = replace(found, points=power_of_two(self.n, 1, found.points))
         terms = power_of_two(self.k, form.elements, max(form.elements, found.terms))

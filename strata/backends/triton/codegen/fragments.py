@@ -16,6 +16,7 @@ import numpy as np
 from strata.backends.triton.codegen.blocks import BlockShape, Part
 from strata.backends.triton.codegen.emit import TritonEmitter
 from strata.backends.triton.codegen.words import Place, WordTile, is_words
+from strata.backends.triton.target import Gpu
 from strata.core import DType, bf16, f16
 from strata.ops import gguf_fields
 
@@ -27,13 +28,14 @@ _TERMS = 16
 CARRIERS = {bf16: 128.0, f16: 1024.0}  # floats whose last bit is one
 WHOLE = 0x4B000000  # the float of 32 bits whose last bit is one
 _WIDEST = 7
+_OLDEST = 80  # has the instruction
 _GROUP_WORD = 4  # numbers of groups that are unpacked at once
 
 
-def is_fragments(shape: BlockShape, dtype: DType) -> bool:
+def is_fragments(shape: BlockShape, dtype: DType, gpu: Gpu) -> bool:
     """Whether the words of a block are numbers of few bits, or names of whole numbers, and x has 16."""
     q = shape.form.q
-    if not is_words(shape) or dtype not in CARRIERS:
+    if gpu.kind != "cuda" or int(gpu.arch) < _OLDEST or not is_words(shape) or dtype not in CARRIERS:
         return False
     assert isinstance(q, gguf_fields.BitField)
     return not q.is_signed and sum(part.width for part in q.bits) <= _WIDEST
