@@ -14,9 +14,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,8 @@ class Trial:
     sizes: tuple[int, ...]
     fresh: Callable[[], dict[str, Any]]
     made: list[tuple[str, Rendered]]
+    table: tuple[str, tuple[int, ...]] | None = None  # of winners: kind and sizes, where all that are alike share one
+    times: dict[str, float] = field(default_factory=dict)
 
 
 def product_graphs(kinds: Sequence[str]) -> Iterator[Graph]:
@@ -168,7 +172,11 @@ def block_trials(programs: Programs) -> Iterator[Trial]:
             return {"codes": torch_().from_numpy(codes).cuda(), "x": random_tensor(bf16, (m, k)),
                     "out": random_tensor(bf16, (m, n))}  # fmt: skip
 
-        yield Trial(f"{'few' if m <= 8 else 'unpacked'} {name} {m}", (n, k), blocks, made)
+        shape = BlockShape.of(form)
+        assert shape is not None
+        fits = is_fragments(shape, bf16, programs.gpu)
+        table = "rows unpacked" if m > 8 else "fragments blocks" if fits else "rows words"
+        yield Trial(f"{table} {name} {m}", (n, k), blocks, made, (table, (min(m, 4), form.elements, n, k)))
 
 
 def block_schedules(name: str, m: int, k: int, gpu: Gpu) -> list[str]:
@@ -228,7 +236,9 @@ def backward_trials(programs: Programs) -> Iterator[Trial]:
             yield Trial(f"attention {kind} 16", (s, s, d), heads, made)
 
 
-def sweep(programs: Programs, kinds: Sequence[str], most: int) -> Iterator[dict[str, Any]]:
+def sweep(
+    programs: Programs, kinds: Sequence[str], most: int, winners: Path | None = None
+) -> Iterator[dict[str, Any]]:
     """Every candidate of every size, compiled on all cores first, checked, timed."""
     st.register_backend("triton_planned", PlannedBackend(programs.gpu))
     work = list(product_trials(programs, kinds, most))
@@ -243,6 +253,29 @@ def sweep(programs: Programs, kinds: Sequence[str], most: int) -> Iterator[dict[
     for trial in work:
         made = [(text, r) for text, r in trial.made if not any(p.text() in rejected for p in r.programs)]
         yield from timed(programs, replace(trial, made=made))
+    if winners is not None:
+        chosen = choose(work)
+        data = json.loads(winners.read_text())
+        for kind, rows in chosen.items():
+            data[str(programs.gpu)][kind] = rows
+        winners.write_text(json.dumps(data))
+        yield {"chosen": chosen}
+
+
+def choose(work: Sequence[Trial]) -> dict[str, list[tuple[tuple[int, ...], str]]]:
+    """By kind: sizes, and the schedule that is nearest to the best of every trial of them."""
+    groups: dict[tuple[str, tuple[int, ...]], list[dict[str, float]]] = {}
+    for trial in work:
+        if trial.table and trial.times:
+            kind = trial.table[0].split()[0]
+            groups.setdefault(trial.table, []).append({t: s for t, s in trial.times.items() if t.startswith(kind)})
+    chosen: dict[str, list[tuple[tuple[int, ...], str]]] = {}
+    for (kind, sizes), found in groups.items():
+        shared = [text for text in found[0] if all(text in times for times in found)]
+        if shared:
+            best = min(shared, key=lambda text: prod(times[text] / min(times.values()) for times in found))
+            chosen.setdefault(kind, []).append((sizes, best))
+    return chosen
 
 
 def timed(programs: Programs, trial: Trial) -> Iterator[dict[str, Any]]:
@@ -267,6 +300,7 @@ def timed(programs: Programs, trial: Trial) -> Iterator[dict[str, Any]]:
                 yield about | {"schedule": text, "wrong": error}
                 continue
             times.append((milliseconds(in_rotation(runs), 0.01), text))
+            trial.times[text] = times[-1][0]
         except Exception as problem:  # noqa: BLE001 - a candidate that the card refuses is no winner
             yield about | {"schedule": text, "fails": str(problem)[:100]}
     times.sort()
@@ -295,9 +329,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("kinds")
     parser.add_argument("--most", type=int, default=60, help="candidates of one size")
+    parser.add_argument("--winners", type=Path, help="the table of winners, which then has those of blocks")
     given = parser.parse_args()
     torch_().manual_seed(0)
-    for row in sweep(Programs(), given.kinds.split(","), given.most):
+    for row in sweep(Programs(), given.kinds.split(","), given.most, given.winners):
         print(json.dumps(row), flush=True)
     return 0
 
