@@ -154,7 +154,7 @@ def product_trials(programs: Programs, kinds: Sequence[str], most: int) -> Itera
 
 
 BLOCKS = [
-    *((name, 1, 4096, 4096) for name in ("q4k", "q6k", "iq4_xs", "q4_0", "q8_0", "u4_128h", "q5k", "q2k", "q3k")),
+    *((name, 1, 4096, 4096) for name in ("q4k", "q6k", "iq4_xs", "q4_0", "q8_0", "u4_128h", "q5k", "q3k")),
     ("q4k", 1, 14336, 4096), ("q6k", 1, 14336, 4096), ("q4k", 1, 4096, 14336), ("q4k", 4, 4096, 4096),
     ("q4k", 8, 4096, 4096), ("q4k", 512, 4096, 4096), ("q6k", 512, 4096, 4096),
 ]  # fmt: skip
@@ -187,13 +187,11 @@ def block_schedules(name: str, m: int, k: int, gpu: Gpu) -> list[str]:
     if m > 8:
         sizes = ((2, 512, 1), (1, 1024, 1), (4, 1024, 4), (2, 2048, 4), (1, 4096, 4), (4, 2048, 4), (4, 4096, 8))
         return [f"rows {points} x {terms} warps {warps}" for points, terms, warps in sizes]
-    texts = [str(TritonRows(points, terms, warps)) for points in (8, 4, 16) for terms in (1024, 2048, 4096)
-             for warps in (1, 2, 4, 8)
-             if 32 * warps in (terms // form.elements * shape.runs * (points // 4) // n for n in (1, 2))]  # fmt: skip
+    texts = [str(TritonRows(points, terms, warps)) for points in (8, 16) for terms in (1024, 2048)
+             for warps in (1, 2, 4, 8) if 32 * warps == terms // form.elements * shape.runs * points // 4]  # fmt: skip
     if is_fragments(shape, bf16, gpu):
-        texts += [str(Fragments(points, each * warps * form.elements, warps)) for points in (16, 32)
-                  for warps in (2, 4, 8, 16) for each in (1, 2, 4, 8)
-                  if each * warps <= k // form.elements and 128 <= each * form.elements <= 512]  # fmt: skip
+        texts += [str(Fragments(points, terms * warps, warps)) for points in (16, 32) for warps in (2, 4, 8, 16)
+                  for terms in (256, 512) if terms * warps <= k and (terms, points) != (512, 32)]  # fmt: skip
     return texts
 
 
@@ -253,13 +251,10 @@ def sweep(
     for trial in work:
         made = [(text, r) for text, r in trial.made if not any(p.text() in rejected for p in r.programs)]
         yield from timed(programs, replace(trial, made=made))
-    if winners is not None:
-        chosen = choose(work)
-        data = json.loads(winners.read_text())
-        for kind, rows in chosen.items():
-            data[str(programs.gpu)][kind] = rows
-        winners.write_text(json.dumps(data))
-        yield {"chosen": chosen}
+        if winners is not None:
+            data = json.loads(winners.read_text())
+            data[str(programs.gpu)] |= choose(work)
+            winners.write_text(json.dumps(data))
 
 
 def choose(work: Sequence[Trial]) -> dict[str, list[tuple[tuple[int, ...], str]]]:
