@@ -46,8 +46,8 @@ from strata.backends.triton.codegen.product import find_product
 from strata.backends.triton.codegen.render import Rendered, normal_form, render
 from strata.backends.triton.launch.workers import compile_ahead
 from strata.backends.triton.schedules.schedule import Fragments, TritonRows
-from strata.backends.triton.tuning.search import attention_candidates, product_candidates
 from strata.backends.triton.target import Gpu
+from strata.backends.triton.tuning.search import attention_candidates, product_candidates
 from strata.core import DType, bf16, f16, f32
 from strata.mir import Graph
 from strata.ops import gguf_blocks
@@ -234,9 +234,7 @@ def backward_trials(programs: Programs) -> Iterator[Trial]:
             yield Trial(f"attention {kind} 16", (s, s, d), heads, made)
 
 
-def sweep(
-    programs: Programs, kinds: Sequence[str], most: int, winners: Path | None = None
-) -> Iterator[dict[str, Any]]:
+def sweep(programs: Programs, kinds: Sequence[str], most: int, winners: Path | None = None) -> Iterator[dict[str, Any]]:
     """Every candidate of every size, compiled on all cores first, checked, timed."""
     st.register_backend("triton_planned", PlannedBackend(programs.gpu))
     work = list(product_trials(programs, kinds, most))

@@ -130,7 +130,9 @@ def _product(x: Buffer, table: Buffer, out: Buffer, gpu: Gpu) -> Rendered:
 class BlockRows:
     """Blocks of a matrix, row by row, and the tile that a program takes of them."""
 
-    def __init__(self, shape: BlockShape, weights: Any, kernel: Kernel, gpu: Gpu, given: str = "", *, is_few: bool) -> None:
+    def __init__(
+        self, shape: BlockShape, weights: Any, kernel: Kernel, gpu: Gpu, given: str = "", *, is_few: bool
+    ) -> None:
         form = shape.form
         self.shape, self.k, self.n, self.kernel = shape, weights.k, weights.n, kernel
         self.form, self.count = form, weights.k // form.elements

@@ -1,10 +1,10 @@
 """Quantised blocks as operands of tensor cores, for few rows: weights of 16 rows times up to eight rows of x.
 
 Every lane of a warp makes the part of a tile that one instruction (`mma.m16n8k16`) wants of it: four weights that are
-neighbours in memory, of each of two rows, and the same four terms of a row of x. Which of them an instruction calls the first
-term matters to neither side, so that bytes stay where they lie: numbers of up to seven bits are put in the last bits of a
-float of 16 bits whose exponent makes them what they are and a constant more, and the constant times the sum of x is
-where the sum begins. Products are exact, sums are in f32, and the numbers of a group meet their scale once.
+neighbours in memory, of each of two rows, and the same four terms of a row of x. Which of them an instruction calls
+the first term matters to neither side, so that bytes stay where they lie. Numbers of up to seven bits are put in the
+last bits of a float of 16 bits whose exponent makes them what they are and a constant more; the sum of x, times the
+constant, is taken off again. Products are exact, sums are in f32, and the numbers of a group meet their scale once.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Columns:
         if (element, step) not in self._known:
             e, size = self.e, 2
             moved = f" + quad * {step * size // 8}"
-            both = e.name(f"tl.load({self.address} + {element * size // 8}{moved}{self.mask})", "x")
-            low, high = e.name(f"{both}.to(tl.uint32)", "h"), e.name(f"({both} >> 32).to(tl.uint32)", "h")
+            four = e.name(f"tl.load({self.address}{moved} + {element * size // 8}{self.mask})", "x")
+            low, high = e.name(f"{four}.to(tl.uint32)", "h"), e.name(f"({four} >> 32).to(tl.uint32)", "h")
             if crossed:
                 picked = e.needs("picked")
                 both = [e.name(f"{picked}({low}, {high}, {which})", "b") for which in (0x5410, 0x7632)]
-                low, high = both
+                low, high = both[0], both[1]
             self._known[element, step] = low, high
         return self._known[element, step]
 
@@ -144,7 +144,9 @@ class RowTile(WordTile):
         mask = ((1 << width) - 1) * 0x00010001
         even, odd = (f"({raw} >> {by})" if by else raw for by in (shift, shift + 8))
         carried = self.e.needs("carried")
-        return self._once(f"{carried}({even}, {mask}, carrier)", "a"), self._once(f"{carried}({odd}, {mask}, carrier)", "a")
+        return self._once(f"{carried}({even}, {mask}, carrier)", "a"), self._once(
+            f"{carried}({odd}, {mask}, carrier)", "a"
+        )
 
     def _named_pairs(self, word: str, shift: int, q: gguf_fields.BitField) -> tuple[str, str]:
         """What the lower nibbles of two bytes name, and the upper ones."""

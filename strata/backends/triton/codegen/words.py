@@ -1,15 +1,15 @@
 """Quantised blocks in Triton by words: what few rows of x are multiplied with, at the bandwidth of memory.
 
 Every lane has a run of the blocks of some rows of weights, whose bytes it reads as words, and reads x once for all of
-these rows. Numbers of up to eight bits become floats two at a time, where they stand in their word: with the bits around
-them cleared, each half of it is an f16 without exponent. The elements of a run that share a scale are added up first, and are
-multiplied with it once.
+these rows. Numbers of up to eight bits become floats two at a time, where they stand in their word: with the bits
+around them cleared, each half of it is an f16 without exponent. The elements of a run that share a scale are added up
+first, and are multiplied with it once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import gcd
 
 from strata.backends.triton.codegen.blocks import BlockShape, Part, digit_of
@@ -336,8 +336,10 @@ class WordTile:
         shift = self._once(f"(({at} & 3) << 3).to(tl.uint64)", "shift")
         loaded = [self._loaded(4, f"{begin} + {more} + {i}") for i in range(count)]
         loaded.append(self._loaded(4, f"{end} + {more} + {count - 1}"))
-        pairs = zip(loaded, loaded[1:], strict=False)
-        return [self._once(f"((({b}.to(tl.uint64) << 32) | {a}) >> {shift}).to(tl.uint32)", "word") for a, b in pairs]
+        return [
+            self._once(f"((({b}.to(tl.uint64) << 32) | {a}) >> {shift}).to(tl.uint32)", "word")
+            for a, b in pairwise(loaded)
+        ]
 
     def _loaded(self, size: int, place: str) -> str:
         """What lies at a place; one load for all who ask for it."""

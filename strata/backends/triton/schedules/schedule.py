@@ -2,7 +2,7 @@
 
     lanes 1024 warps 4                      programs of 1024 points
     rows 4 x 512 warps 4                    programs of 4 points, whose loops go 512 terms at a time
-    fragments 16 x 2048 warps 4             programs of 16 rows of quantised weights, 2048 terms of which are taken at a time
+    fragments 16 x 2048 warps 4             programs of 16 rows of quantised weights, 2048 terms at a time
     squares 32 x 32 warps 4                 programs of points along two axes, for transposes
     product 64 x 64 x 32 warps 4 stages 3   programs of a tile of a matmul, 32 terms of its sums at a time
       … group 8                             8 rows of tiles are visited together, so that L2 holds their factors
