@@ -15,7 +15,7 @@ import numpy as np
 
 from strata.backends.triton.codegen.blocks import BlockShape, Part
 from strata.backends.triton.codegen.emit import TritonEmitter
-from strata.backends.triton.codegen.words import Place, WordTile, is_words
+from strata.backends.triton.codegen.words import BitPlace, WordTile, is_words
 from strata.backends.triton.target import Gpu
 from strata.core import DType, bf16, f16
 from strata.ops import gguf_fields
@@ -129,7 +129,7 @@ class RowTile(WordTile):
         assert isinstance(q, gguf_fields.BitField)
         first, *others = q.bits
         step = self.shape.run // QUAD
-        at = Place(first.byte + run_bytes(self.shape)[piece.run], (("quad", QUAD, step),), 0, ())
+        at = BitPlace(first.byte + run_bytes(self.shape)[piece.run], (("quad", QUAD, step),), 0, ())
         raw = self._words(at, self.count)[piece.word]
         if q.values:
             low, high = self._named_pairs(raw, 0, q), self._named_pairs(raw, 16, q)
@@ -169,7 +169,7 @@ class RowTile(WordTile):
         return 0.0 if q.values else CARRIERS[self.dtype] - q.add
 
     @staticmethod
-    def _place(bits: gguf_fields.Bits, parts: list[Part], further: int) -> Place:
+    def _place(bits: gguf_fields.Bits, parts: list[Part], further: int) -> BitPlace:
         """Digits that are the lane's number times something move by that much more."""
         place = WordTile._place(bits, parts, further)
         moves = []
@@ -206,7 +206,7 @@ class RowTile(WordTile):
             parts.append((start, part.width))
         text, to = "", 0
         for start, width in parts:
-            word = self._words(Place(start.byte, (), 0, ()), 1)[0] if self.form.bytes % 4 or start.byte % 4 else (
+            word = self._words(BitPlace(start.byte, (), 0, ()), 1)[0] if self.form.bytes % 4 or start.byte % 4 else (
                 self._word(start.byte // 4))  # fmt: skip
             if width == 8:
                 found = word

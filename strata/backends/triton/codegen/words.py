@@ -48,7 +48,7 @@ def _table(q: gguf_fields.BitField) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BitPlace:
     """Where some bits are: a byte of the block and a bit of it, numbers and digits times numbers."""
 
     byte: int
@@ -165,7 +165,7 @@ class WordTile:
         """The numbers of four neighbouring elements, in f32, times a power of two that `unit` takes back."""
         q = self.form.q
         assert isinstance(q, gguf_fields.BitField)
-        raw = self._words(Place(q.bits[0].byte, self._of_runs(), 0, ()), self.count)[word]
+        raw = self._words(BitPlace(q.bits[0].byte, self._of_runs(), 0, ()), self.count)[word]
         if q.values:
             named = [self._named(raw, half, q) for half in range(2)]
             words = [self._once(f"({code} >> 8)", "code") if at else code for code in named]
@@ -271,7 +271,7 @@ class WordTile:
 
     # memory
 
-    def _bits(self, place: Place, width: int) -> str:
+    def _bits(self, place: BitPlace, width: int) -> str:
         """Some bits of a byte, of words where the block has them."""
         mask, shift = (1 << width) - 1, place.shift
         in_word = self._byte_in_word(place)
@@ -285,7 +285,7 @@ class WordTile:
         moved = f"({code} >> ({shift}).to(tl.uint32))" if not shift.isdigit() and shift else f"({code} >> {shift})"
         return self._once(f"({moved if shift else code} & {mask})", "code")
 
-    def _byte_in_word(self, place: Place) -> list[str] | None:
+    def _byte_in_word(self, place: BitPlace) -> list[str] | None:
         """The word of a byte, and what it has to be moved by; None where that is not worth it."""
         if self.form.bytes % _WORD:
             return None
@@ -304,15 +304,15 @@ class WordTile:
 
     def _word(self, index: int) -> str:
         """A word of the block by its number."""
-        place = Place(index * _WORD, (), 0, ())
+        place = BitPlace(index * _WORD, (), 0, ())
         if self.form.bytes % 8 == 0:
-            return self._words(Place(index // 2 * 8, (), 0, ()), 2)[index % 2]
+            return self._words(BitPlace(index // 2 * 8, (), 0, ()), 2)[index % 2]
         return self._words(place, 1)[0]
 
-    def _byte(self, place: Place) -> str:
+    def _byte(self, place: BitPlace) -> str:
         return self._loaded(1, f"{self._from(1)} + {self._moved(place, 1)}")
 
-    def _words(self, place: Place, count: int) -> list[str]:
+    def _words(self, place: BitPlace, count: int) -> list[str]:
         """Neighbouring words from a byte on, which may lie in two words of memory each."""
         least = gcd(8, self.form.bytes, place.byte, *(step for *_, step in place.bytes))
         if least == 8 and count % 2 == 0:
@@ -355,7 +355,7 @@ class WordTile:
         return self._once(text if size > 1 else f"codes + ({self.first} + block * {self.form.bytes})", "begin")
 
     @staticmethod
-    def _moved(place: Place, size: int) -> str:
+    def _moved(place: BitPlace, size: int) -> str:
         return " + ".join([*(f"{text} * {step // size}" for text, _, step in place.bytes), str(place.byte // size)])
 
     def _of_runs(self) -> tuple[tuple[str, int, int], ...]:
@@ -363,7 +363,7 @@ class WordTile:
         return tuple((part.text, part.size, move) for part, move in pairs if part.size > 1)
 
     @staticmethod
-    def _place(bits: gguf_fields.Bits, parts: list[Part], further: int) -> Place:
+    def _place(bits: gguf_fields.Bits, parts: list[Part], further: int) -> BitPlace:
         """Where the bits of a number are: the number is the sum of what parts add, and further ones."""
         byte, bit = bits.byte, bits.bit
         bytes_, moves = [], []
@@ -376,7 +376,7 @@ class WordTile:
                 continue
             bytes_ += [(digit, size, by)] if by else []
             moves += [(digit, moved)] if moved else []
-        return Place(byte, tuple(bytes_), bit, tuple(moves))
+        return BitPlace(byte, tuple(bytes_), bit, tuple(moves))
 
     def _once(self, text: str, prefix: str) -> str:
         if text not in self._known:
