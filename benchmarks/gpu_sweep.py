@@ -14,9 +14,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,6 @@ import numpy as np
 import strata as st
 from benchmarks.gpu import (
     ATTENTIONS,
-    QUANTISED,
     Programs,
     attention_graph,
     dequant_graph,
@@ -38,10 +39,14 @@ from strata import ops
 from strata.backends.triton.backend import PlannedBackend
 from strata.backends.triton.codegen.attention import render_attention
 from strata.backends.triton.codegen.attention_backward import render_backward
+from strata.backends.triton.codegen.blocks import BlockShape
 from strata.backends.triton.codegen.dequant import render_dequant
+from strata.backends.triton.codegen.fragments import is_fragments
 from strata.backends.triton.codegen.product import find_product
 from strata.backends.triton.codegen.render import Rendered, normal_form, render
 from strata.backends.triton.launch.workers import compile_ahead
+from strata.backends.triton.schedules.schedule import Fragments, TritonRows
+from strata.backends.triton.target import Gpu
 from strata.backends.triton.tuning.search import attention_candidates, product_candidates
 from strata.core import DType, bf16, f16, f32
 from strata.mir import Graph
@@ -93,6 +98,8 @@ class Trial:
     sizes: tuple[int, ...]
     fresh: Callable[[], dict[str, Any]]
     made: list[tuple[str, Rendered]]
+    table: tuple[str, tuple[int, ...]] | None = None  # of winners: kind and sizes, where all that are alike share one
+    times: dict[str, float] = field(default_factory=dict)
 
 
 def product_graphs(kinds: Sequence[str]) -> Iterator[Graph]:
@@ -146,22 +153,46 @@ def product_trials(programs: Programs, kinds: Sequence[str], most: int) -> Itera
             yield Trial(kind, tuple(int(n) for n in found.form.extents[1:]), tensors, made)
 
 
-def block_trials(programs: Programs) -> Iterator[Trial]:
-    for name, m, n, k in QUANTISED:
-        if m > 8:
-            continue
-        (step,) = CompilePipeline("triton_planned").compile(dequant_graph(name, m, n, k)).lir.schedule
-        texts = [f"rows {points} x {terms} warps {warps}" for points in (1, 2) for terms in (512, 1024, 2048, 4096)
-                 for warps in (1, 2, 4, 8) if points * terms >= 512 * warps]  # fmt: skip
-        made = [(t, render_dequant(step.nodes[0], programs.gpu, t)) for t in texts]
+BLOCKS = [
+    *((name, 1, 4096, 4096) for name in ("q4k", "q6k", "iq4_xs", "q4_0", "q8_0", "u4_128h", "q5k", "q3k")),
+    ("q4k", 1, 14336, 4096), ("q6k", 1, 14336, 4096), ("q4k", 1, 4096, 14336), ("q4k", 4, 4096, 4096),
+    ("q4k", 8, 4096, 4096), ("q4k", 512, 4096, 4096), ("q6k", 512, 4096, 4096),
+]  # fmt: skip
 
-        def blocks(name: str = name, m: int = m, n: int = n, k: int = k) -> dict[str, Any]:
-            form = gguf_blocks.block_format(name)
-            codes = gguf_blocks.random_blocks(form, n * k // form.elements, np.random.default_rng(0)).reshape(-1)
+
+def block_trials(programs: Programs) -> Iterator[Trial]:
+    for name, m, n, k in BLOCKS:
+        (step,) = CompilePipeline("triton_planned").compile(dequant_graph(name, m, n, k)).lir.schedule
+        made = [(t, render_dequant(step.nodes[0], programs.gpu, t)) for t in block_schedules(name, m, k, programs.gpu)]
+
+        form = gguf_blocks.block_format(name)
+        codes = gguf_blocks.random_blocks(form, n * k // form.elements, np.random.default_rng(0)).reshape(-1)
+
+        def blocks(codes: np.ndarray = codes, m: int = m, n: int = n, k: int = k) -> dict[str, Any]:
             return {"codes": torch_().from_numpy(codes).cuda(), "x": random_tensor(bf16, (m, k)),
                     "out": random_tensor(bf16, (m, n))}  # fmt: skip
 
-        yield Trial(f"rows blocks {name} {m}", (n, k), blocks, made)
+        shape = BlockShape.of(form)
+        assert shape is not None
+        fits = is_fragments(shape, bf16, programs.gpu)
+        table = "rows unpacked" if m > 8 else "fragments blocks" if fits else "rows words"
+        yield Trial(f"{table} {name} {m}", (n, k), blocks, made, (table, (min(m, 4), form.elements, n, k)))
+
+
+def block_schedules(name: str, m: int, k: int, gpu: Gpu) -> list[str]:
+    """The plain one first; those whose lanes all have something to do."""
+    form = gguf_blocks.block_format(name)
+    shape = BlockShape.of(form)
+    assert shape is not None
+    if m > 8:
+        sizes = ((2, 512, 1), (1, 1024, 1), (4, 1024, 4), (2, 2048, 4), (1, 4096, 4), (4, 2048, 4), (4, 4096, 8))
+        return [f"rows {points} x {terms} warps {warps}" for points, terms, warps in sizes]
+    texts = [str(TritonRows(points, terms, warps)) for points in (8, 16) for terms in (1024, 2048)
+             for warps in (1, 2, 4, 8) if 32 * warps == terms // form.elements * shape.runs * points // 4]  # fmt: skip
+    if is_fragments(shape, bf16, gpu):
+        texts += [str(Fragments(points, terms * warps, warps)) for points in (16, 32) for warps in (2, 4, 8, 16)
+                  for terms in (256, 512) if terms * warps <= k and (terms, points) != (512, 32)]  # fmt: skip
+    return texts
 
 
 def attention_trials(programs: Programs) -> Iterator[Trial]:
@@ -203,7 +234,7 @@ def backward_trials(programs: Programs) -> Iterator[Trial]:
             yield Trial(f"attention {kind} 16", (s, s, d), heads, made)
 
 
-def sweep(programs: Programs, kinds: Sequence[str], most: int) -> Iterator[dict[str, Any]]:
+def sweep(programs: Programs, kinds: Sequence[str], most: int, winners: Path | None = None) -> Iterator[dict[str, Any]]:
     """Every candidate of every size, compiled on all cores first, checked, timed."""
     st.register_backend("triton_planned", PlannedBackend(programs.gpu))
     work = list(product_trials(programs, kinds, most))
@@ -218,6 +249,26 @@ def sweep(programs: Programs, kinds: Sequence[str], most: int) -> Iterator[dict[
     for trial in work:
         made = [(text, r) for text, r in trial.made if not any(p.text() in rejected for p in r.programs)]
         yield from timed(programs, replace(trial, made=made))
+        if winners is not None:
+            data = json.loads(winners.read_text())
+            data[str(programs.gpu)] |= choose(work)
+            winners.write_text(json.dumps(data))
+
+
+def choose(work: Sequence[Trial]) -> dict[str, list[tuple[tuple[int, ...], str]]]:
+    """By kind: sizes, and the schedule that is nearest to the best of every trial of them."""
+    groups: dict[tuple[str, tuple[int, ...]], list[dict[str, float]]] = {}
+    for trial in work:
+        if trial.table and trial.times:
+            kind = trial.table[0].split()[0]
+            groups.setdefault(trial.table, []).append({t: s for t, s in trial.times.items() if t.startswith(kind)})
+    chosen: dict[str, list[tuple[tuple[int, ...], str]]] = {}
+    for (kind, sizes), found in groups.items():
+        shared = [text for text in found[0] if all(text in times for times in found)]
+        if shared:
+            best = min(shared, key=lambda text: prod(times[text] / min(times.values()) for times in found))
+            chosen.setdefault(kind, []).append((sizes, best))
+    return chosen
 
 
 def timed(programs: Programs, trial: Trial) -> Iterator[dict[str, Any]]:
@@ -242,6 +293,7 @@ def timed(programs: Programs, trial: Trial) -> Iterator[dict[str, Any]]:
                 yield about | {"schedule": text, "wrong": error}
                 continue
             times.append((milliseconds(in_rotation(runs), 0.01), text))
+            trial.times[text] = times[-1][0]
         except Exception as problem:  # noqa: BLE001 - a candidate that the card refuses is no winner
             yield about | {"schedule": text, "fails": str(problem)[:100]}
     times.sort()
@@ -270,9 +322,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("kinds")
     parser.add_argument("--most", type=int, default=60, help="candidates of one size")
+    parser.add_argument("--winners", type=Path, help="the table of winners, which then has those of blocks")
     given = parser.parse_args()
     torch_().manual_seed(0)
-    for row in sweep(Programs(), given.kinds.split(","), given.most):
+    for row in sweep(Programs(), given.kinds.split(","), given.most, given.winners):
         print(json.dumps(row), flush=True)
     return 0
 

@@ -10,12 +10,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from strata.backends.triton.codegen.blocks import BlockShape, BlockTile
+from strata.backends.triton.codegen.blocks import BlockShape, BlockTile, Part
 from strata.backends.triton.codegen.emit import TritonEmitter
-from strata.backends.triton.codegen.render import Rendered, TritonProgram, render
+from strata.backends.triton.codegen.fragments import (
+    CARRIERS,
+    COLUMNS,
+    LANES,
+    QUAD,
+    WHOLE,
+    Columns,
+    RowTile,
+    add_tiles,
+    is_fragments,
+    pair,
+    table_of,
+)
+from strata.backends.triton.codegen.render import Rendered, TritonProgram, render, with_ahead
 from strata.backends.triton.codegen.scalars import decoded, encoded
 from strata.backends.triton.codegen.words import Terms, WordTile, add_products, is_words
-from strata.backends.triton.schedules.schedule import TritonRows, known, parse_gpu_schedule, power_of_two
+from strata.backends.triton.schedules.schedule import Fragments, TritonRows, known, parse_gpu_schedule, power_of_two
 from strata.backends.triton.schedules.winners import winner
 from strata.backends.triton.target import Gpu
 from strata.core import Dim, TensorType, bf16, dim_prod, f16, f32, f64
@@ -27,6 +40,8 @@ _FEW = 8  # rows that weights are multiplied with in registers
 _TOGETHER = 4  # of them that share a read of the weights
 _THREAD_ROWS = 4  # rows of weights of a thread, which share what it reads of x
 _WIDE = 1 << 31  # bytes that 32 bits do not address
+_SECTOR = 32  # bytes that come together
+_AHEAD = 2  # blocks of a lane that are asked for before the launch before has ended
 
 
 def takes_dequant(op: Op, types: Sequence[TensorType]) -> bool:
@@ -51,11 +66,12 @@ def render_dequant(node: Node, gpu: Gpu, given: str = "") -> Rendered:
     inputs = tuple(Buffer(name, t.dtype, t.shape) for name, t in zip(names, flat, strict=True))
     out = Buffer("out", x.dtype, (rows, weights.n))
     kernel = Kernel("dequant_matmul", inputs, (out,), ())
-    few = _few_rows(weights, kernel, gpu, given)
+    is_many = isinstance(rows, int) and rows > _FEW
+    few = _few_rows(weights, kernel, gpu, "" if is_many else given)
     if known(rows) <= _FEW:
         return Rendered(kernel, few, ())
     table = Buffer("weights", x.dtype, (weights.n, weights.k))
-    wide = _unpacked(weights, kernel, table, gpu)
+    wide = _unpacked(weights, kernel, table, gpu, given if is_many else "")
     product = _product(inputs[0], table, out, gpu)
     cases = [(most, (*wide, *programs)) for most, programs in product.by_rows if most > _FEW]
     cases = [] if isinstance(rows, int) else [(_FEW, few), *cases]
@@ -65,7 +81,9 @@ def render_dequant(node: Node, gpu: Gpu, given: str = "") -> Rendered:
 def _few_rows(weights: Any, kernel: Kernel, gpu: Gpu, given: str) -> tuple[TritonProgram, ...]:
     shape = _block_shape(weights)
     if shape is not None:
-        blocks = BlockRows(shape, weights, kernel, gpu, given)
+        blocks = BlockRows(shape, weights, kernel, gpu, given, is_few=True)
+        if isinstance(blocks.schedule, Fragments):
+            return (_multiplied_by_fragments(blocks, gpu),)
         return (_multiplied_by_words(blocks, gpu) if is_words(shape) else _multiplied(blocks),)
     k = KernelBuilder("dequant_matmul")
     x, codes, *sides = (k.input(b.name, b.type) for b in kernel.inputs)
@@ -87,11 +105,11 @@ def _block_shape(weights: Any) -> BlockShape | None:
     return BlockShape.of(gguf_blocks.block_format(scheme.kind)) if scheme.is_gguf else None
 
 
-def _unpacked(weights: Any, kernel: Kernel, table: Buffer, gpu: Gpu) -> tuple[TritonProgram, ...]:
+def _unpacked(weights: Any, kernel: Kernel, table: Buffer, gpu: Gpu, given: str) -> tuple[TritonProgram, ...]:
     """Weights as numbers, a row for each column of the result."""
     shape = _block_shape(weights)
     if shape is not None:
-        return (_written(BlockRows(shape, weights, kernel, gpu), table),)
+        return (_written(BlockRows(shape, weights, kernel, gpu, given, is_few=False), table),)
     k = KernelBuilder("unpack")
     codes, *sides = (k.input(b.name, b.type) for b in kernel.inputs[1:])
     k.output(table.name, table.type, lambda at: k.cast(weights.lower(k, (at[1], at[0]), codes, *sides), table.dtype))
@@ -114,17 +132,24 @@ def _product(x: Buffer, table: Buffer, out: Buffer, gpu: Gpu) -> Rendered:
 class BlockRows:
     """Blocks of a matrix, row by row, and the tile that a program takes of them."""
 
-    def __init__(self, shape: BlockShape, weights: Any, kernel: Kernel, gpu: Gpu, given: str = "") -> None:
+    def __init__(
+        self, shape: BlockShape, weights: Any, kernel: Kernel, gpu: Gpu, given: str = "", *, is_few: bool
+    ) -> None:
         form = shape.form
         self.shape, self.k, self.n, self.kernel = shape, weights.k, weights.n, kernel
         self.form, self.count = form, weights.k // form.elements
-        sizes = min(_TOGETHER, known(kernel.inputs[0].shape[0])), form.elements, weights.n, weights.k
-        found = parse_gpu_schedule(given) if given else winner(gpu, "rows blocks", sizes)
-        assert isinstance(found, TritonRows), f"{given} is no schedule of blocks"
-        self.schedule = replace(  # whole blocks, and no more than there are
-            found, points=power_of_two(self.n, 1, found.points),
-            terms=power_of_two(self.k, form.elements, max(form.elements, found.terms)),
-        )  # fmt: skip
+        rows = min(_TOGETHER, known(kernel.inputs[0].shape[0]))
+        kind = "rows unpacked"
+        if is_few:
+            fits = is_fragments(shape, kernel.inputs[0].dtype, gpu)
+            kind = "fragments blocks" if fits else "rows words" if is_words(shape) else "rows blocks"
+        sizes = rows, form.elements, weights.n, weights.k
+        found = parse_gpu_schedule(given) if given else winner(gpu, kind, sizes)
+        assert isinstance(found, TritonRows | Fragments), f"{given} is no schedule of blocks"
+        if isinstance(found, TritonRows):  # no more than there are
+            found = replace(found, points=power_of_two(self.n, 1, found.points))
+        terms = power_of_two(self.k, form.elements, max(form.elements, found.terms))
+        self.schedule = replace(found, terms=terms)  # whole blocks
         self.step = self.schedule.terms // form.elements  # blocks at a time
 
     def start(self, name: str) -> TritonEmitter:
@@ -259,6 +284,74 @@ def _multiplied_by_words(blocks: BlockRows, gpu: Gpu) -> TritonProgram:
             total = encoded(f"tl.sum(tl.reshape({name}, [{runs}, {beside}]), axis=0)", dtype, e.needs)
             e.write(f"tl.store(out + (line + {i}) * {blocks.n} + column + {at * beside}, {total}{mask})")
     return blocks.program(e, "dequant_matmul", (x, codes, out), (blocks.programs * chunks,))
+
+
+def _multiplied_by_fragments(blocks: BlockRows, gpu: Gpu) -> TritonProgram:
+    """The same by tensor cores: a warp has 16 rows of weights, or some times as many, and blocks of its own."""
+    x, codes = blocks.kernel.inputs
+    (out,) = blocks.kernel.outputs
+    schedule, form, rows, size = blocks.schedule, blocks.form, x.shape[0], x.dtype.itemsize
+    warps, points, together = schedule.warps, schedule.points, min(COLUMNS, known(rows))
+    apart, own = (2, 1) if together <= COLUMNS // 2 else (1, 2)  # columns of a row of x; those of a lane that count
+    each = max(1, min(schedule.terms // form.elements, blocks.count) // warps)  # blocks of a warp at a time
+    e = TritonEmitter(blocks.kernel, schedule, (points, schedule.terms))
+    chunks = (rows + together - 1) // together
+    program, line = "tl.program_id(0)", "0"
+    if chunks != 1:
+        e.write(f"chunks = {e.size(chunks)}")
+        program, line = "(tl.program_id(0) // chunks)", f"tl.program_id(0) % chunks * {together}"
+    wide = ".to(tl.int64)" if blocks.n * blocks.count * form.bytes >= _WIDE else ""
+    e.write(f"lane = tl.arange(0, {LANES * warps})")
+    e.write(f"quad = lane % {QUAD}")
+    e.write(f"place = lane // {QUAD} % {COLUMNS}")
+    e.write(f"begin = lane // {LANES} * {each}")
+    constants = [("carrier", pair(CARRIERS[x.dtype], x.dtype)), ("whole", WHOLE)]
+    constants += [(f"table{i}", word) for i, word in enumerate(table_of(blocks.shape, x.dtype))]
+    for name, number in constants:
+        e.write(f"{name} = {e.needs('unknown')}(lane.to(tl.uint32) * 0 + {number})")
+    e.write(f"line = {line}")
+    e.write(f"column = tl.minimum(line + place // {apart}, {e.size(rows)} - 1).to(tl.int32)")
+    e.write(f"terms = x.to(tl.pointer_type(tl.uint64)) + column{wide} * {blocks.k * size // 8}")
+    numbers = [e.name(f"{program} * {points} + {at} + place", "row") for at in range(0, points, COLUMNS)]
+    firsts = [e.name(f"{row}{wide} * {blocks.count * form.bytes}", "first") for row in numbers]
+    if chunks == 1 and not blocks.n % points and not blocks.count % (each * warps):  # its first blocks
+        e.ahead = [line for line in e.lines if "column" not in line and "unknown" not in line]
+        sector = min(_SECTOR, form.bytes // QUAD)
+        most = min(each, _AHEAD * max(1, QUAD * _SECTOR // form.bytes))
+        for at in range(0, most, max(1, _SECTOR // form.bytes)):
+            place = f"(begin + {at}) * {form.bytes} + quad * {sector}"
+            e.ahead += [f"    {e.needs('asked')}(codes + ({first} + {place}))" for first in firsts]
+    zeros = f"tl.full([{LANES * warps}], 0.0, tl.float32)"
+    sums = [[e.name(zeros, "sum") for _ in range(own)] for _ in numbers]
+    parts = [Part("quad", QUAD, blocks.shape.run // QUAD)]
+    is_cut = bool(blocks.count % (each * warps))
+    e.write(f"for start in range(0, {blocks.count}, {each * warps}):")
+    with e.indented():
+        for at in range(each):
+            e.write(f"block = start + begin + {at}")
+            inside = [f"(block < {blocks.count})"] if is_cut else []
+            mask = f", mask={inside[0]}, other=0" if inside else ""
+            address = e.name(f"terms + block * {form.elements * size // 8}", "line")
+            tiles = []
+            for row, first in zip(numbers, firsts, strict=True):
+                masks = [*inside, *([f"({row} < {blocks.n})"] if blocks.n % points else [])]
+                own_mask = e.name(" & ".join(masks), "inside") if masks else ""
+                tiles.append(RowTile(e, blocks.shape, parts, [blocks.shape.run // QUAD], first, own_mask, True,
+                                     dtype=x.dtype))  # fmt: skip
+            add_tiles(tiles, Columns(e, address, mask), sums)
+    e.write(f"lane = tl.arange(0, {LANES})")
+    e.write(f"quad = lane % {QUAD}")
+    for i, names in enumerate(sums):
+        e.write(f"row = {program} * {points} + {i * COLUMNS} + lane // {QUAD}")
+        for at, name in enumerate(names):
+            e.write(f"column = quad * {own} + {at}")
+            masks = [f"(column < {together})"] if together < QUAD * own else []
+            masks += [] if isinstance(rows, int) and rows % together == 0 else [f"(line + column < {e.size(rows)})"]
+            masks += [f"(row < {blocks.n})"] if blocks.n % points else []
+            mask = f", mask={' & '.join(masks)}" if masks else ""
+            total = encoded(f"tl.sum(tl.reshape({name}, [{warps}, {LANES}]), axis=0)", x.dtype, e.needs)
+            e.write(f"tl.store(out + (line + column){wide} * {blocks.n} + row, {total}{mask})")
+    return with_ahead(e, blocks.program(e, "dequant_matmul", (x, codes, out), (blocks.programs * chunks,)), gpu)
 
 
 def _written(blocks: BlockRows, table: Buffer) -> TritonProgram:

@@ -16,6 +16,8 @@ from functools import cache
 from math import factorial, log, pi, sqrt
 from typing import Final
 
+from strata.backends.triton.codegen.block_functions import block_functions
+
 
 def is_prelude(name: str) -> bool:
     """Whether a name is that of a function here."""
@@ -43,7 +45,7 @@ def prelude(names: set[str], *, interpreted: bool) -> str:
 
 @cache
 def _table(*, interpreted: bool) -> dict[str, str]:
-    texts = [*_WHOLE, *_bits(interpreted), *_reductions(), *_dots(interpreted), *_nibbles(interpreted)]
+    texts = [*_WHOLE, *_bits(interpreted), *_reductions(), *_dots(interpreted), *block_functions(interpreted)]
     for name, bits in (("f32", 32), ("f64", 64)):
         texts += [*_floats(name, bits), _remainder(name, interpreted=interpreted)]
     for kind, bits in ((k, b) for k in ("int", "uint") for b in (8, 16, 32, 64)):
@@ -138,59 +140,6 @@ def _saturation(source: str, name: str) -> str:
     least = tl.full([], {low}, tl.{register})
     return tl.where(top, most, tl.where(bottom, least, inner))
 """
-
-
-def _nibbles(interpreted: bool) -> list[str]:
-    """Bytes that the four lowest nibbles of a word name, of sixteen in four words; the halves of a word as f16."""
-    plain = """(code, t0, t1, t2, t3):
-    found = tl.zeros_like(code)
-    for at in tl.static_range(4):
-        nibble = (code >> (4 * at)) & 15
-        low = tl.where((nibble & 4) != 0, t1, t0)
-        high = tl.where((nibble & 4) != 0, t3, t2)
-        word = tl.where((nibble & 8) != 0, high, low).to(tl.uint32)
-        found = found | (((word >> ((nibble & 3) << 3)) & 255) << (8 * at))
-    return found
-"""
-    permuted = """(code, t0, t1, t2, t3):
-    return tl.inline_asm_elementwise(
-        \"\"\"{
-        .reg .b32 at, low, high, half;
-        and.b32 at, $1, 0x7777;
-        prmt.b32 low, $2, $3, at;
-        prmt.b32 high, $4, $5, at;
-        and.b32 half, $1, 0x8888;
-        shr.u32 half, half, 1;
-        or.b32 half, half, 0x3210;
-        prmt.b32 $0, low, high, half;
-        }\"\"\",
-        "=r,r,r,r,r,r", [code, t0, t1, t2, t3], dtype=tl.uint32, is_pure=True, pack=1,
-    )
-"""
-    plain_halves = """(code, mask):
-    found = code & mask
-    low = (found & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    return low, (found >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-"""
-    halves = """(code, mask):
-    return tl.inline_asm_elementwise(
-        \"\"\"{
-        .reg .b32 both;
-        .reg .b16 low, high;
-        and.b32 both, $2, $3;
-        mov.b32 {low, high}, both;
-        cvt.f32.f16 $0, low;
-        cvt.f32.f16 $1, high;
-        }\"\"\",
-        "=r,=r,r,r", [code, mask], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
-    )
-"""
-    return [
-        f"def bytes_of_nibbles_plain{plain}",
-        f"def bytes_of_nibbles{plain if interpreted else permuted}",
-        f"def halves_plain{plain_halves}",
-        f"def halves{plain_halves if interpreted else halves}",
-    ]
 
 
 def _bits(interpreted: bool) -> list[str]:

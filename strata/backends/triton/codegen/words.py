@@ -1,15 +1,15 @@
 """Quantised blocks in Triton by words: what few rows of x are multiplied with, at the bandwidth of memory.
 
 Every lane has a run of the blocks of some rows of weights, whose bytes it reads as words, and reads x once for all of
-these rows. Numbers of up to eight bits become floats two at a time, where they stand in their word: with the bits around
-them cleared, each half of it is an f16 without exponent. The elements of a run that share a scale are added up first, and are
-multiplied with it once.
+these rows. Numbers of up to eight bits become floats two at a time, where they stand in their word: with the bits
+around them cleared, each half of it is an f16 without exponent. The elements of a run that share a scale are added up
+first, and are multiplied with it once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import gcd
 
 from strata.backends.triton.codegen.blocks import BlockShape, Part, digit_of
@@ -48,7 +48,7 @@ def _table(q: gguf_fields.BitField) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BitPlace:
     """Where some bits are: a byte of the block and a bit of it, numbers and digits times numbers."""
 
     byte: int
@@ -147,6 +147,11 @@ class WordTile:
     def form(self) -> gguf_blocks.BlockFormat:
         return self.shape.form
 
+    @property
+    def count(self) -> int:
+        """Words of a lane in a run."""
+        return self.shape.run // _WORD
+
     # numbers of elements
 
     @property
@@ -160,7 +165,7 @@ class WordTile:
         """The numbers of four neighbouring elements, in f32, times a power of two that `unit` takes back."""
         q = self.form.q
         assert isinstance(q, gguf_fields.BitField)
-        raw = self._words(Place(q.bits[0].byte, self._of_runs(), 0, ()), self.shape.run // _WORD)[word]
+        raw = self._words(BitPlace(q.bits[0].byte, self._of_runs(), 0, ()), self.count)[word]
         if q.values:
             named = [self._named(raw, half, q) for half in range(2)]
             words = [self._once(f"({code} >> 8)", "code") if at else code for code in named]
@@ -211,7 +216,7 @@ class WordTile:
             moved = f"(({code} >> ({place.shift})) & 15)" if place.shift else f"({code} & 15)"
             return self._once(f"(({moved} * {0x00204081}) & {0x01010101})", "code")
         place = self._place(part, self.parts, further)
-        found = self._words(place, self.shape.run // _WORD)[word]
+        found = self._words(place, self.count)[word]
         return self._masked(found, f"({place.shift}).to(tl.uint32)" if place.bits else place.shift, part.width)
 
     def _named(self, word: str, half: int, q: gguf_fields.BitField) -> str:
@@ -266,7 +271,7 @@ class WordTile:
 
     # memory
 
-    def _bits(self, place: Place, width: int) -> str:
+    def _bits(self, place: BitPlace, width: int) -> str:
         """Some bits of a byte, of words where the block has them."""
         mask, shift = (1 << width) - 1, place.shift
         in_word = self._byte_in_word(place)
@@ -274,11 +279,13 @@ class WordTile:
             code = self._once(f"{self._byte(place)}.to(tl.uint32)", "code")
         else:
             code, *moves = in_word
-            shift = " + ".join([*moves, *([shift] if shift else [])])
+            texts = [*moves, *([shift] if shift else [])]
+            known = sum(int(text) for text in texts if text.isdigit())
+            shift = " + ".join([*(t for t in texts if not t.isdigit()), *([str(known)] if known else [])])
         moved = f"({code} >> ({shift}).to(tl.uint32))" if not shift.isdigit() and shift else f"({code} >> {shift})"
         return self._once(f"({moved if shift else code} & {mask})", "code")
 
-    def _byte_in_word(self, place: Place) -> list[str] | None:
+    def _byte_in_word(self, place: BitPlace) -> list[str] | None:
         """The word of a byte, and what it has to be moved by; None where that is not worth it."""
         if self.form.bytes % _WORD:
             return None
@@ -297,15 +304,15 @@ class WordTile:
 
     def _word(self, index: int) -> str:
         """A word of the block by its number."""
-        place = Place(index * _WORD, (), 0, ())
+        place = BitPlace(index * _WORD, (), 0, ())
         if self.form.bytes % 8 == 0:
-            return self._words(Place(index // 2 * 8, (), 0, ()), 2)[index % 2]
+            return self._words(BitPlace(index // 2 * 8, (), 0, ()), 2)[index % 2]
         return self._words(place, 1)[0]
 
-    def _byte(self, place: Place) -> str:
+    def _byte(self, place: BitPlace) -> str:
         return self._loaded(1, f"{self._from(1)} + {self._moved(place, 1)}")
 
-    def _words(self, place: Place, count: int) -> list[str]:
+    def _words(self, place: BitPlace, count: int) -> list[str]:
         """Neighbouring words from a byte on, which may lie in two words of memory each."""
         least = gcd(8, self.form.bytes, place.byte, *(step for *_, step in place.bytes))
         if least == 8 and count % 2 == 0:
@@ -316,13 +323,23 @@ class WordTile:
             return [self._once(text, "word") for text in found]
         if least % _WORD == 0:
             return [self._loaded(4, f"{self._from(4)} + {self._moved(place, 4)} + {i}") for i in range(count)]
-        at = self._once(f"{self.first} + block * {self.form.bytes} + {self._moved(place, 1)}", "at")
-        begin = f"{self._pointer(4)} + ({at} >> 2)"
+        if least == 2 and count == 1:
+            at = f"{self._from(2)} + {self._moved(place, 2)}"
+            low, high = self._loaded(2, at), self._loaded(2, f"{at} + 1")
+            return [self._once(f"({low}.to(tl.uint32) | ({high}.to(tl.uint32) << 16))", "word")]
+        jumps = all(step % _WORD == 0 for *_, step in place.bytes)  # those do not change where in a word a byte lies
+        start = str(place.byte % _WORD) if jumps else self._moved(place, 1)
+        more = self._moved(replace(place, byte=place.byte - place.byte % _WORD), _WORD) if jumps else "0"
+        at = self._once(f"{self.first} + block * {self.form.bytes} + {start}", "at")
+        begin = self._once(f"{self._pointer(4)} + ({at} >> 2)", "begin")
+        end = self._once(f"{self._pointer(4)} + (({at} + 3) >> 2)", "end")
         shift = self._once(f"(({at} & 3) << 3).to(tl.uint64)", "shift")
-        loaded = [self._loaded(4, f"{begin} + {i}") for i in range(count)]
-        loaded.append(self._loaded(4, f"{self._pointer(4)} + (({at} + 3) >> 2) + {count - 1}"))
-        pairs = zip(loaded, loaded[1:], strict=False)
-        return [self._once(f"((({b}.to(tl.uint64) << 32) | {a}) >> {shift}).to(tl.uint32)", "word") for a, b in pairs]
+        loaded = [self._loaded(4, f"{begin} + {more} + {i}") for i in range(count)]
+        loaded.append(self._loaded(4, f"{end} + {more} + {count - 1}"))
+        return [
+            self._once(f"((({b}.to(tl.uint64) << 32) | {a}) >> {shift}).to(tl.uint32)", "word")
+            for a, b in pairwise(loaded)
+        ]
 
     def _loaded(self, size: int, place: str) -> str:
         """What lies at a place; one load for all who ask for it."""
@@ -338,15 +355,15 @@ class WordTile:
         return self._once(text if size > 1 else f"codes + ({self.first} + block * {self.form.bytes})", "begin")
 
     @staticmethod
-    def _moved(place: Place, size: int) -> str:
-        return " + ".join([str(place.byte // size), *(f"{text} * {step // size}" for text, _, step in place.bytes)])
+    def _moved(place: BitPlace, size: int) -> str:
+        return " + ".join([*(f"{text} * {step // size}" for text, _, step in place.bytes), str(place.byte // size)])
 
     def _of_runs(self) -> tuple[tuple[str, int, int], ...]:
         pairs = zip(self.parts, self.moves, strict=True)
         return tuple((part.text, part.size, move) for part, move in pairs if part.size > 1)
 
     @staticmethod
-    def _place(bits: gguf_fields.Bits, parts: list[Part], further: int) -> Place:
+    def _place(bits: gguf_fields.Bits, parts: list[Part], further: int) -> BitPlace:
         """Where the bits of a number are: the number is the sum of what parts add, and further ones."""
         byte, bit = bits.byte, bits.bit
         bytes_, moves = [], []
@@ -359,7 +376,7 @@ class WordTile:
                 continue
             bytes_ += [(digit, size, by)] if by else []
             moves += [(digit, moved)] if moved else []
-        return Place(byte, tuple(bytes_), bit, tuple(moves))
+        return BitPlace(byte, tuple(bytes_), bit, tuple(moves))
 
     def _once(self, text: str, prefix: str) -> str:
         if text not in self._known:

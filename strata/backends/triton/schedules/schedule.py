@@ -2,6 +2,7 @@
 
     lanes 1024 warps 4                      programs of 1024 points
     rows 4 x 512 warps 4                    programs of 4 points, whose loops go 512 terms at a time
+    fragments 16 x 2048 warps 4             programs of 16 rows of quantised weights, 2048 terms at a time
     squares 32 x 32 warps 4                 programs of points along two axes, for transposes
     product 64 x 64 x 32 warps 4 stages 3   programs of a tile of a matmul, 32 terms of its sums at a time
       … group 8                             8 rows of tiles are visited together, so that L2 holds their factors
@@ -61,6 +62,18 @@ class TritonRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Fragments:
+    """Rows of quantised weights of a program, multiplied by tensor cores, and terms that its warps take at a time."""
+
+    points: int
+    terms: int
+    warps: int = 4
+
+    def __str__(self) -> str:
+        return f"fragments {self.points} x {self.terms} warps {self.warps}"
+
+
+@dataclass(frozen=True, slots=True)
 class TritonTiles:
     """A tile of a matmul, and the order in which tiles and terms are taken."""
 
@@ -112,12 +125,13 @@ class AttentionBlocks:
         return text + (f" consumers {self.consumers} persistent {self.persistent}" if self.consumers else "")
 
 
-GpuSchedule = Lanes | TritonRows | Squares | TritonTiles | AttentionBlocks
+GpuSchedule = Lanes | TritonRows | Fragments | Squares | TritonTiles | AttentionBlocks
 
 _N = r"(\d{1,9})"
 _PATTERNS = (
     (re.compile(rf"lanes {_N} warps {_N}"), Lanes),
     (re.compile(rf"rows {_N} x {_N} warps {_N}(?: stages {_N})?"), TritonRows),
+    (re.compile(rf"fragments {_N} x {_N} warps {_N}"), Fragments),
     (re.compile(rf"squares {_N} x {_N} warps {_N}"), Squares),
 )
 _ATTENTION = re.compile(

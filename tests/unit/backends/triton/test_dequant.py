@@ -5,6 +5,7 @@ What they compute is checked in Triton's interpreter: `tests/backends/triton_blo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -14,9 +15,10 @@ from strata.backends import register_backend, registry
 from strata.backends.triton.backend import PlannedBackend
 from strata.backends.triton.codegen.blocks import BlockShape
 from strata.backends.triton.codegen.dequant import render_dequant
+from strata.backends.triton.codegen.fragments import pieces_of
 from strata.backends.triton.codegen.render import Rendered
 from strata.backends.triton.target import Gpu
-from strata.core import Dim, DType, bf16, f32, sym, u8
+from strata.core import Dim, DType, bf16, f16, f32, sym, u8
 from strata.lir import Lir
 from strata.mir import Graph
 from strata.ops import gguf_blocks
@@ -66,23 +68,53 @@ def test_blocks_of_bits_are_tiles_and_codebooks_are_not():
     assert not {"iq2_xxs", "iq3_s", "tq1_0"} & set(TILED)
 
 
+@pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize("form", TILED)
-def test_a_byte_is_loaded_once(form: str):
-    (program,) = rendered(1, f"gguf_{form}", f32).programs
-    loads = [line for line in program.body.splitlines() if "tl.load(codes" in line]
-    assert len(loads) == len({line.split("tl.load")[1] for line in loads})
-    parts = len(gguf_blocks.block_format(form).q.bits)
-    assert sum("byte" in line for line in loads) == parts + (
-        form in ("q5_0", "q5_1")
-    )  # whose halves have fifth bits apart
+def test_nothing_is_loaded_twice(form: str, dtype: DType):
+    (program,) = rendered(1, f"gguf_{form}", dtype).programs
+    names = dict(re.findall(r"(?m)^\s+(\w+) = (.*)$", program.body))
+
+    def spelled(text: str) -> str:
+        """Without names that are made more than once."""
+        while found := next((n for n in re.findall(r"\b(?:codes|begin|end|at|line)\d+\b", text) if n in names), None):
+            text = re.sub(rf"\b{found}\b", f"({names[found]})", text)
+        return text
+
+    loads = [(spelled(line.split("tl.load")[1]), number)
+             for number, part in enumerate(program.body.split(" block = "))  # some blocks are gone through one by one
+             for line in part.splitlines() if "tl.load(" in line]  # fmt: skip
+    assert loads
+    assert len(loads) == len(set(loads))
 
 
 def test_few_rows_share_a_read_of_the_weights():
-    (program,) = rendered(6, given="rows 1 x 1024 warps 2").programs
+    (program,) = rendered(6, dtype=f32, given="rows 1 x 1024 warps 2").programs
     assert program.grid == (2 * N,)
     assert program.body.count("for start in range") == 1
-    assert all(f"sum{i} = sum{i} +" in program.body for i in range(4))
-    assert "sum4" not in program.body
+    assert program.body.count("tl.store(") == 4
+
+
+def test_tensor_cores_take_up_to_eight_rows_at_once():
+    for rows in (1, 4, 8):
+        (program,) = rendered(rows).programs
+        assert str(program.schedule).startswith("fragments 16 x")
+        assert program.grid == (N // 16,)
+        assert "mma_bf16(" in program.body
+    assert "mma_f16(" in rendered(1, dtype=f16).programs[0].body
+    assert "mma" not in rendered(1, dtype=f32).programs[0].body
+    assert "mma" not in rendered(1, "gguf_q8_0").programs[0].body  # eight bits are more than what carries them has
+
+
+@pytest.mark.parametrize("form", ["q4_0", "q4k", "q6k", "iq4_xs"])
+def test_every_element_of_a_block_is_in_one_piece(form: str):
+    shape = BlockShape.of(gguf_blocks.block_format(form))
+    assert shape is not None
+    step = shape.run // 4
+    found = [piece.element + lane * step + at for pieces in pieces_of(shape).values() for piece in pieces
+             for lane in range(4) for at in range(4)]  # fmt: skip
+    assert sorted(found) == list(range(shape.form.elements))
+    for group, pieces in pieces_of(shape).items():
+        assert {p.element // shape.form.group for p in pieces} == {group}
 
 
 def test_many_rows_are_a_matmul_after_a_program_that_writes_the_weights():

@@ -14,6 +14,7 @@ from strata.errors import ParseError
 TEXTS = [
     "lanes 1024 warps 4",
     "rows 4 x 512 warps 4",
+    "fragments 16 x 2048 warps 8",
     "squares 32 x 32 warps 4",
     "product 64 x 64 x 32 warps 4 stages 3",
     "product 64 x 64 x 32 warps 4 stages 3 group 8 parts 2 descriptors persistent 132",
