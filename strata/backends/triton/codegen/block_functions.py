@@ -5,20 +5,7 @@ from __future__ import annotations
 
 def block_functions(interpreted: bool) -> list[str]:
     """Texts of functions; Triton's interpreter knows no instructions."""
-    return [*_nibbles(interpreted), *_fragments(interpreted), _asked(interpreted)]
-
-
-def _asked(interpreted: bool) -> str:
-    """What lies at some addresses is brought into the cache, and nobody waits for it."""
-    if interpreted:
-        return """def asked(places):
-    return places
-"""
-    return """def asked(places):
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.uint64)], dtype=tl.int32, is_pure=False, pack=1
-    )
-"""
+    return [*_nibbles(interpreted), *_fragments(interpreted)]
 
 
 def _nibbles(interpreted: bool) -> list[str]:

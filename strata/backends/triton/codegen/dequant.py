@@ -25,7 +25,7 @@ from strata.backends.triton.codegen.fragments import (
     pair,
     table_of,
 )
-from strata.backends.triton.codegen.render import Rendered, TritonProgram, render, with_ahead
+from strata.backends.triton.codegen.render import Rendered, TritonProgram, render
 from strata.backends.triton.codegen.scalars import decoded, encoded
 from strata.backends.triton.codegen.words import Terms, WordTile, add_products, is_words
 from strata.backends.triton.schedules.schedule import Fragments, TritonRows, known, parse_gpu_schedule, power_of_two
@@ -40,8 +40,6 @@ _FEW = 8  # rows that weights are multiplied with in registers
 _TOGETHER = 4  # of them that share a read of the weights
 _THREAD_ROWS = 4  # rows of weights of a thread, which share what it reads of x
 _WIDE = 1 << 31  # bytes that 32 bits do not address
-_SECTOR = 32  # bytes that come together
-_AHEAD = 2  # blocks of a lane that are asked for before the launch before has ended
 
 
 def takes_dequant(op: Op, types: Sequence[TensorType]) -> bool:
@@ -83,7 +81,7 @@ def _few_rows(weights: Any, kernel: Kernel, gpu: Gpu, given: str) -> tuple[Trito
     if shape is not None:
         blocks = BlockRows(shape, weights, kernel, gpu, given, is_few=True)
         if isinstance(blocks.schedule, Fragments):
-            return (_multiplied_by_fragments(blocks, gpu),)
+            return (_multiplied_by_fragments(blocks),)
         return (_multiplied_by_words(blocks, gpu) if is_words(shape) else _multiplied(blocks),)
     k = KernelBuilder("dequant_matmul")
     x, codes, *sides = (k.input(b.name, b.type) for b in kernel.inputs)
@@ -286,7 +284,7 @@ def _multiplied_by_words(blocks: BlockRows, gpu: Gpu) -> TritonProgram:
     return blocks.program(e, "dequant_matmul", (x, codes, out), (blocks.programs * chunks,))
 
 
-def _multiplied_by_fragments(blocks: BlockRows, gpu: Gpu) -> TritonProgram:
+def _multiplied_by_fragments(blocks: BlockRows) -> TritonProgram:
     """The same by tensor cores: a warp has 16 rows of weights, or some times as many, and blocks of its own."""
     x, codes = blocks.kernel.inputs
     (out,) = blocks.kernel.outputs
@@ -314,13 +312,6 @@ def _multiplied_by_fragments(blocks: BlockRows, gpu: Gpu) -> TritonProgram:
     e.write(f"terms = x.to(tl.pointer_type(tl.uint64)) + column{wide} * {blocks.k * size // 8}")
     numbers = [e.name(f"{program} * {points} + {at} + place", "row") for at in range(0, points, COLUMNS)]
     firsts = [e.name(f"{row}{wide} * {blocks.count * form.bytes}", "first") for row in numbers]
-    if chunks == 1 and not blocks.n % points and not blocks.count % (each * warps):  # its first blocks
-        e.ahead = [line for line in e.lines if "column" not in line and "unknown" not in line]
-        sector = min(_SECTOR, form.bytes // QUAD)
-        most = min(each, _AHEAD * max(1, QUAD * _SECTOR // form.bytes))
-        for at in range(0, most, max(1, _SECTOR // form.bytes)):
-            place = f"(begin + {at}) * {form.bytes} + quad * {sector}"
-            e.ahead += [f"    {e.needs('asked')}(codes + ({first} + {place}))" for first in firsts]
     zeros = f"tl.full([{LANES * warps}], 0.0, tl.float32)"
     sums = [[e.name(zeros, "sum") for _ in range(own)] for _ in numbers]
     parts = [Part("quad", QUAD, blocks.shape.run // QUAD)]
@@ -351,7 +342,7 @@ def _multiplied_by_fragments(blocks: BlockRows, gpu: Gpu) -> TritonProgram:
             mask = f", mask={' & '.join(masks)}" if masks else ""
             total = encoded(f"tl.sum(tl.reshape({name}, [{warps}, {LANES}]), axis=0)", x.dtype, e.needs)
             e.write(f"tl.store(out + (line + column){wide} * {blocks.n} + row, {total}{mask})")
-    return with_ahead(e, blocks.program(e, "dequant_matmul", (x, codes, out), (blocks.programs * chunks,)), gpu)
+    return blocks.program(e, "dequant_matmul", (x, codes, out), (blocks.programs * chunks,))
 
 
 def _written(blocks: BlockRows, table: Buffer) -> TritonProgram:

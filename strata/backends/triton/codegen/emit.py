@@ -69,7 +69,6 @@ class TritonEmitter:
     schedule: GpuSchedule
     shape: tuple[int, ...]  # of a tile: points, or points x terms
     lines: list[str] = field(default_factory=list)
-    ahead: list[str] = field(default_factory=list)  # what a program does before it waits for the launch before it
     sizes: dict[Dim, str] = field(default_factory=dict)  # symbolic sizes that are arguments, by name
     helpers: set[str] = field(default_factory=set)
     axes: dict[Axis, Lane] = field(default_factory=dict)

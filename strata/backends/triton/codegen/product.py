@@ -7,7 +7,6 @@ are loaded, or computed, element by element.
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -147,12 +146,6 @@ def by_rows(product: TiledContraction, gpu: Gpu) -> list[tuple[int, TiledContrac
         if most < known(rows) and tiles != product.tiles:
             found.append((most, replace(product, tiles=tiles)))
     return found
-
-
-_AHEAD_ROWS = 16  # of x, where it is weights that take the time
-_AHEAD_BYTES = 32 << 10  # of weights that a program asks for
-_SECTOR = 32  # bytes that come together
-_WORDS_OF_TRITON = {"tl", "program_id", "arange", "int64", "to", "minimum", "None"}
 
 
 def power_floor(n: int) -> int:
@@ -322,10 +315,7 @@ def _sums(
     blocks = zip(at, (tiles.rows, tiles.columns), strict=True)
     corners = [e.name(f"({one} * {block}){cut}", "at") for one, block in blocks] if loaded else []
     start = e.fresh("start")
-    before = list(e.lines)
     e.write(f"for {start} in range(0, {extent}, {tiles.terms}):")
-    known_total = total if isinstance(total, int) else 0
-    ahead = exact and not loaded and tiles.rows <= _AHEAD_ROWS and not e.sizes
     with e.indented():
         made: dict[tuple[Expr, int], str] = {}
         for one, name in zip(sums, names, strict=True):
@@ -337,42 +327,9 @@ def _sums(
                     made[node, dim] = _loaded(e, loaded[node, dim], node, corners[1 - dim], first, dim, one.terms[0])
                     continue
                 shape = (tiles.rows, tiles.terms) if dim == 1 else (tiles.terms, tiles.columns)
-                here = len(e.lines)
                 made[node, dim] = _factor(e, one, node, dim, shape, start, "" if exact else extent, tiles.terms)
-                if ahead and dim == 0:
-                    e.ahead += _read_ahead(e, one, tiles, before, e.lines[here:], start, known_total)
             e.write(f"{name} = {dot(made[one.left, 1], made[one.right, 0], name, one.dtype, e.needs)}")
     e.values |= {one.node: name for one, name in zip(sums, names, strict=True)}
-
-
-def _read_ahead(
-    e: TritonEmitter, one: TileSum, tiles: TritonTiles, before: list[str], lines: list[str], start: str, total: int
-) -> list[str]:
-    """Lines that ask for the first weights of a program before it waits for the launch before it: the same addresses,
-    one of each sector. Nothing is read by them, so that it does not matter who writes there."""
-    load = re.fullmatch(r"    (\s+)\w+ = tl\.load\(([^,]*)\)", lines[-1])
-    if load is None or not isinstance(one.right, Load) or one.dtype.bits != 16:
-        return []
-    sector, steps = _SECTOR // one.dtype.itemsize, linear(one.right.index[0]).terms
-    if steps.get(one.terms[-1]) == 1:
-        count, spread, places = tiles.terms, "[:, None]", lines
-    else:
-        count, spread, places = tiles.columns, "[None, :]", before
-    if count < sector or sum(f"tl.arange(0, {count}){spread}" in line for line in places) != 1:
-        return []
-    own, few = f"tl.arange(0, {count}){spread}", f"(tl.arange(0, {count // sector}) * {sector}){spread}"
-    blocks = max(1, min(total // tiles.terms, _AHEAD_BYTES // (tiles.terms * tiles.columns * one.dtype.itemsize)))
-    found = [line.replace(own, few) for line in before if "tl.full(" not in line]
-    for block in range(blocks):
-        found.append(f"    {start} = {block * tiles.terms}")
-        found += [line.removeprefix("    ").replace(own, few) for line in lines[:-1]]
-        found.append(f"    {e.needs('asked')}({load[2]})")
-    text = "\n".join(found)
-    made = set(re.findall(r"(?m)^\s*(\w+) = ", text))
-    words = set(re.findall(r"[A-Za-z_]\w*", text))
-    if words - made - {*e.arguments.values(), "asked", *_WORDS_OF_TRITON}:
-        return []
-    return re.sub(rf"\b({'|'.join(made)})\b", r"\1_", text).splitlines()  # names of their own
 
 
 def _loaded(e: TritonEmitter, matrix: str, node: Expr, corner: str, start: str, dim: int, term: Axis) -> str:

@@ -78,7 +78,6 @@ class TritonProgram:
     grid: tuple[Dim, ...]
     schedule: GpuSchedule
     is_guarded: bool = False  # its first argument is a flag; where that is not set, it does nothing
-    ahead: str = ""  # lines of what it does before it waits for the launch before it, where launches overlap
     gluon: str = ""  # what comes before the function, where it is written in Gluon and not in Triton
 
     def guarded(self) -> TritonProgram:
@@ -102,9 +101,6 @@ class TritonProgram:
             return f"{self.gluon}\n\n{self.function}"
         head = _HEAD + _INTERPRETED_HEAD if interpreted else _HEAD
         function = self.function.replace("tl.range(", "range(") if interpreted else self.function
-        if self.ahead and not interpreted:
-            first = function.index("\n", function.index("\ndef ") + 1) + 1
-            function = f"{function[:first]}{self.ahead}{function[first:]}"
         return head + prelude(set(self.helpers), interpreted=interpreted) + function
 
     @property
@@ -178,19 +174,16 @@ def render(kernel: Kernel, gpu: Gpu = HOPPER, *, first: int = 0) -> Rendered:
         emitter, grid = emit_contraction(summed)
         return Rendered(
             kernel,
-            (
-                with_ahead(emitter, _program(emitter, kernel.name, grid), gpu),
-                _loops(phases.kernels[1], f"{kernel.name}_1"),
-            ),
+            (_program(emitter, kernel.name, grid), _loops(phases.kernels[1], f"{kernel.name}_1")),
             phases.scratch,
         )
     if product is not None:
         few = []
         for most, other in by_rows(product, gpu):
             emitter, grid = emit_contraction(other)
-            few.append((most, (with_ahead(emitter, _program(emitter, f"{kernel.name}_{most}", grid), gpu),)))
+            few.append((most, (_program(emitter, f"{kernel.name}_{most}", grid),)))
         emitter, grid = emit_contraction(product)
-        whole = with_ahead(emitter, _program(emitter, kernel.name, grid), gpu)
+        whole = _program(emitter, kernel.name, grid)
         return Rendered(kernel, (whole,), (), product.form.extents[1], tuple(few))
     scattered = find_scatter(_with_wide_sums(normal))
     if scattered is not None:
@@ -202,13 +195,6 @@ def render(kernel: Kernel, gpu: Gpu = HOPPER, *, first: int = 0) -> Rendered:
         for part in _parts(phase) if phase.stores else ():
             programs.append(_loops(part, f"{kernel.name}_{len(programs)}" if programs else kernel.name))
     return Rendered(kernel, tuple(programs), phases.scratch)
-
-
-def with_ahead(emitter: TritonEmitter, program: TritonProgram, gpu: Gpu) -> TritonProgram:
-    """The program with what it does before the launch before it has ended."""
-    if not emitter.ahead or not gpu.overlaps:
-        return replace(program, helpers=program.helpers - {"asked"})
-    return replace(program, ahead="".join(f"{line}\n" for line in emitter.ahead))
 
 
 def render_phases(name: str, phases: Phases, gpu: Gpu = HOPPER) -> Rendered:

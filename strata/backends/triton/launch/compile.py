@@ -17,7 +17,7 @@ from strata.cache import default_store, digest
 from strata.core import here
 from strata.errors import CompileError, DeviceError
 
-VERSION = "triton-binary-4"  # of how binaries are made and called
+VERSION = "triton-binary-3"  # of how binaries are made and called
 INSTALL = "pip install 'strata[cuda]'"
 
 
@@ -71,14 +71,12 @@ class CompileJob:
     warps: int
     stages: int
     gpu: Gpu
-    ahead: int = 0  # lines of what it does before it waits for the launch before it
 
     @staticmethod
     def of(program: TritonProgram, gpu: Gpu) -> CompileJob:
         return CompileJob(
-            program.text(), program.name, program.signature, len(program.buffers), program.warps, program.stages, gpu,
-            program.ahead.count("\n"),
-        )  # fmt: skip
+            program.text(), program.name, program.signature, len(program.buffers), program.warps, program.stages, gpu
+        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -90,9 +88,7 @@ class CompileJob:
     @property
     def key(self) -> str:
         """Of its binary in the store."""
-        return digest(
-            VERSION, self.text, str(self.ahead), str(self.signature), str(self.options), self.gpu.key, triton_version()
-        )
+        return digest(VERSION, self.text, str(self.signature), str(self.options), self.gpu.key, triton_version())
 
     @property
     def data(self) -> dict[str, Any]:
@@ -101,7 +97,6 @@ class CompileJob:
         return {
             "text": self.text, "name": self.name, "signature": self.signature, "aligned": self.aligned,
             "options": self.options, "kind": gpu.kind, "arch": gpu.arch, "warp": gpu.warp, "overlaps": gpu.overlaps,
-            "ahead": self.ahead,
         }  # fmt: skip
 
     def rejected(self, why: str) -> CompileError:

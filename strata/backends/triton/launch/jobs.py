@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-NEXT_AT_ONCE = True  # the launch after a launch is brought up before that one has waited
 _KEPT = 512  # modules that are remembered
 
 
@@ -30,7 +29,7 @@ def compile_text(job: dict[str, Any]) -> Any:
     from triton.backends.compiler import GPUTarget
 
     text, name, kind = job["text"], job["name"], job["kind"]
-    function = function_of(waiting(text, name, job["ahead"]) if job["overlaps"] else text, name)
+    function = function_of(waiting(text, name) if job["overlaps"] else text, name)
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(job["aligned"])}
     form = triton.compiler.ASTSource
     if function.is_gluon():
@@ -55,14 +54,11 @@ def parts_of(made: Any, job: dict[str, Any]) -> list[Any]:
     return [code, made.metadata.name, threads, int(made.metadata.shared), count, scratch]
 
 
-def waiting(text: str, name: str, ahead: int = 0) -> str:
-    """A program that lets the next one be brought up, and waits for the launch before it before it reads or writes:
-    so many lines come before that."""
+def waiting(text: str, name: str) -> str:
+    """A program that waits for the launch before it before it does anything, and lets the next one be brought up."""
     text = text.replace("import triton\n", "import triton\nfrom triton.language.extra import cuda\n", 1)
-    launch, wait = "    cuda.gdc_launch_dependents()\n", "    cuda.gdc_wait()\n"
-    first, last = (launch, wait) if NEXT_AT_ONCE else ("", wait + launch)
-    begin = rf"(?m)^(def {name}\(.*\):\n)((?:.*\n){{{ahead}}})"
-    return re.sub(begin, lambda found: found[1] + first + found[2] + last, text, count=1)
+    begin = "    cuda.gdc_wait()\n    cuda.gdc_launch_dependents()\n"
+    return re.sub(rf"(?m)^(def {name}\(.*\):\n)", lambda found: found[1] + begin, text, count=1)
 
 
 def function_of(text: str, name: str) -> Any:

@@ -27,7 +27,7 @@ def test_a_worker_imports_nothing_of_strata() -> None:
 
 
 def test_a_job_that_fails_is_answered_and_the_next_one_is_taken() -> None:
-    line = json.dumps({"text": "no program", "name": "f", "kind": "cuda", "overlaps": False, "ahead": 0}) + "\n"
+    line = json.dumps({"text": "no program", "name": "f", "kind": "cuda", "overlaps": False}) + "\n"
     command = [sys.executable, "-P", jobs.__file__]
     made = subprocess.run(command, input=line * 2, capture_output=True, text=True, check=True)
     answers = [json.loads(answer) for answer in made.stdout.splitlines()]
