@@ -40,10 +40,11 @@ from strata.backends.triton.backend import PlannedBackend
 from strata.backends.triton.codegen.attention import render_attention
 from strata.backends.triton.codegen.attention_backward import render_backward
 from strata.backends.triton.codegen.blocks import BlockShape
-from strata.backends.triton.codegen.dequant import render_dequant
+from strata.backends.triton.codegen.dequant import kind_of_winner, render_dequant
 from strata.backends.triton.codegen.fragments import is_fragments
 from strata.backends.triton.codegen.product import find_product
 from strata.backends.triton.codegen.render import Rendered, normal_form, render
+from strata.backends.triton.codegen.words import is_words
 from strata.backends.triton.launch.workers import compile_ahead
 from strata.backends.triton.schedules.schedule import Fragments, TritonRows
 from strata.backends.triton.target import Gpu
@@ -155,7 +156,8 @@ def product_trials(programs: Programs, kinds: Sequence[str], most: int) -> Itera
 
 BLOCKS = [
     *((name, 1, 4096, 4096) for name in ("q4k", "q6k", "iq4_xs", "q4_0", "q8_0", "u4_128h", "q5k", "q3k")),
-    ("q4k", 1, 14336, 4096), ("q6k", 1, 14336, 4096), ("q4k", 1, 4096, 14336), ("q4k", 4, 4096, 4096),
+    ("q4k", 1, 14336, 4096), ("q6k", 1, 14336, 4096), ("q8_0", 1, 14336, 4096), ("q4_0", 1, 14336, 4096),
+    ("q4k", 1, 4096, 14336), ("q4k", 4, 4096, 4096),
     ("q4k", 8, 4096, 4096), ("q4k", 512, 4096, 4096), ("q6k", 512, 4096, 4096),
 ]  # fmt: skip
 
@@ -174,9 +176,8 @@ def block_trials(programs: Programs) -> Iterator[Trial]:
 
         shape = BlockShape.of(form)
         assert shape is not None
-        fits = is_fragments(shape, bf16, programs.gpu)
-        table = "rows unpacked" if m > 8 else "fragments blocks" if fits else "rows words"
-        yield Trial(f"{table} {name} {m}", (n, k), blocks, made, (table, (min(m, 4), form.elements, n, k)))
+        kind = kind_of_winner(shape, bf16, programs.gpu, is_few=m <= 8)
+        yield Trial(f"{kind} {m}", (n, k), blocks, made, (kind, (min(m, 4), form.elements, n, k)))
 
 
 def block_schedules(name: str, m: int, k: int, gpu: Gpu) -> list[str]:
@@ -187,6 +188,9 @@ def block_schedules(name: str, m: int, k: int, gpu: Gpu) -> list[str]:
     if m > 8:
         sizes = ((2, 512, 1), (1, 1024, 1), (4, 1024, 4), (2, 2048, 4), (1, 4096, 4), (4, 2048, 4), (4, 4096, 8))
         return [f"rows {points} x {terms} warps {warps}" for points, terms, warps in sizes]
+    if not is_words(shape):
+        tiles = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4))
+        return [f"rows {points} x {terms} warps {warps}" for points, warps in tiles for terms in (1024, 2048, 4096)]
     texts = [str(TritonRows(points, terms, warps)) for points in (8, 16) for terms in (1024, 2048)
              for warps in (1, 2, 4, 8) if 32 * warps == terms // form.elements * shape.runs * points // 4]  # fmt: skip
     if is_fragments(shape, bf16, gpu):
@@ -260,8 +264,7 @@ def choose(work: Sequence[Trial]) -> dict[str, list[tuple[tuple[int, ...], str]]
     groups: dict[tuple[str, tuple[int, ...]], list[dict[str, float]]] = {}
     for trial in work:
         if trial.table and trial.times:
-            kind = trial.table[0].split()[0]
-            groups.setdefault(trial.table, []).append({t: s for t, s in trial.times.items() if t.startswith(kind)})
+            groups.setdefault(trial.table, []).append(trial.times)
     chosen: dict[str, list[tuple[tuple[int, ...], str]]] = {}
     for (kind, sizes), found in groups.items():
         shared = [text for text in found[0] if all(text in times for times in found)]

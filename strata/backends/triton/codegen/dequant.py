@@ -31,7 +31,7 @@ from strata.backends.triton.codegen.words import Terms, WordTile, add_products, 
 from strata.backends.triton.schedules.schedule import Fragments, TritonRows, known, parse_gpu_schedule, power_of_two
 from strata.backends.triton.schedules.winners import winner
 from strata.backends.triton.target import Gpu
-from strata.core import Dim, TensorType, bf16, dim_prod, f16, f32, f64
+from strata.core import Dim, DType, TensorType, bf16, dim_prod, f16, f32, f64
 from strata.kernel import Buffer, Expr, Kernel, KernelBuilder
 from strata.mir import Node, Op
 from strata.ops import gguf_blocks
@@ -127,6 +127,17 @@ def _product(x: Buffer, table: Buffer, out: Buffer, gpu: Gpu) -> Rendered:
     return render(k.build(), gpu)
 
 
+def kind_of_winner(shape: BlockShape, dtype: DType, gpu: Gpu, *, is_few: bool) -> str:
+    """Where schedules of a format are in the table: of few rows by fragments or words, by words only, by bytes."""
+    if not is_few:
+        kind = "rows unpacked"
+    elif is_fragments(shape, dtype, gpu):
+        kind = "few blocks"
+    else:
+        kind = "rows words" if is_words(shape) else "rows blocks"
+    return f"{kind} {shape.form.name}"
+
+
 class BlockRows:
     """Blocks of a matrix, row by row, and the tile that a program takes of them."""
 
@@ -137,10 +148,7 @@ class BlockRows:
         self.shape, self.k, self.n, self.kernel = shape, weights.k, weights.n, kernel
         self.form, self.count = form, weights.k // form.elements
         rows = min(_TOGETHER, known(kernel.inputs[0].shape[0]))
-        kind = "rows unpacked"
-        if is_few:
-            fits = is_fragments(shape, kernel.inputs[0].dtype, gpu)
-            kind = "fragments blocks" if fits else "rows words" if is_words(shape) else "rows blocks"
+        kind = kind_of_winner(shape, kernel.inputs[0].dtype, gpu, is_few=is_few)
         sizes = rows, form.elements, weights.n, weights.k
         found = parse_gpu_schedule(given) if given else winner(gpu, kind, sizes)
         assert isinstance(found, TritonRows | Fragments), f"{given} is no schedule of blocks"

@@ -1,7 +1,7 @@
 """Quantised blocks in Triton by words: what few rows of x are multiplied with, at the bandwidth of memory.
 
 Every lane has a run of the blocks of some rows of weights, whose bytes it reads as words, and reads x once for all of
-these rows. Numbers of up to eight bits become floats two at a time, where they stand in their word: with the bits
+these rows. Numbers of fewer than eight bits become floats two at a time, where they stand in their word: with the bits
 around them cleared, each half of it is an f16 without exponent. The elements of a run that share a scale are added up
 first, and are multiplied with it once.
 """
@@ -18,6 +18,7 @@ from strata.core import DType, f16, f32
 from strata.ops import gguf_blocks, gguf_fields
 
 _WORD = 4  # bytes of a word, and elements that lie in it
+_BYTE = 8  # bits
 _MIDDLE = 128  # of the numbers of a byte
 _SMALLEST = 24  # the smallest number of f16 is two to the power of less that
 _TABLE = 16  # values that four bits name
@@ -28,7 +29,8 @@ def is_words(shape: BlockShape) -> bool:
     """Whether four neighbouring elements lie in one word: bits of neighbouring bytes, or neighbouring bits of one."""
     q = shape.form.q
     assert isinstance(q, gguf_fields.BitField)
-    if shape.run % _WORD or q.float8 or q.times != 1 or sum(part.width for part in q.bits) > 8:
+    is_whole = sum(part.width for part in q.bits) >= _BYTE  # which are faster read as they are
+    if shape.run % _WORD or q.float8 or q.times != 1 or is_whole:
         return False
     if q.values:
         nibbles = [(bit, further > 0) for bit, further in shape.elements_of_a_byte()]

@@ -30,13 +30,22 @@ def has_winners(kind: str) -> bool:
 
 def nearest(gpu: Gpu, kind: str, sizes: Sequence[int], without: str = "none") -> tuple[tuple[int, ...], str]:
     """The sizes that were measured, and what won for them."""
-    table = _tables()
-    rows = table.get(str(gpu), {}).get(kind) or table["any"][kind]
+    rows = _rows(gpu, kind)
 
     def distance(row: tuple[tuple[int, ...], str]) -> float:
         return sum(abs(_scale(a) - _scale(b)) for a, b in zip(sizes, row[0], strict=True))
 
     return min((row for row in rows if without not in row[1].split()), key=distance)
+
+
+def _rows(gpu: Gpu, kind: str) -> list[tuple[tuple[int, ...], str]]:
+    """Of a kind, or of that without its last word: what holds for a format of weights, or for all."""
+    tables = _tables()
+    for name in (kind, kind.rpartition(" ")[0]):
+        for table in (tables.get(str(gpu), {}), tables["any"]):
+            if name in table:
+                return table[name]
+    raise AssertionError(f"nothing of {kind} was measured")
 
 
 def _scale(n: int) -> float:
