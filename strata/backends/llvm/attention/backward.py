@@ -20,6 +20,7 @@ from strata.backends.llvm.attention.form import AttentionSpec, pack_matrix
 from strata.backends.llvm.attention.rows import RowScores
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
+from strata.backends.llvm.ir.native import template
 from strata.backends.llvm.math import exponentials
 
 _POINTERS: Final = ("q", "k", "v", "dy", "dq", "dk", "dv", "work", "mask", "offset")
@@ -58,10 +59,9 @@ def work_size(spec: AttentionSpec, keys: int, parts: int, batch: int) -> int:
 def emit_backward(module: IrModule, spec: AttentionSpec, name: str = "slopes") -> tuple[str, str]:
     """Adds both kernels; they take the same arguments."""
     assert can_go_back(spec)
-    parameters = [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")]
     bodies: dict[str, Callable[[_Backward, str], None]] = {name: _Backward.chunk, f"{name}_sum": _Backward.add_parts}
     for function, body in bodies.items():
-        f = module.function(function, parameters)
+        f = template(module, function)
         backward = _Backward(f, spec)
         f.loop("%begin", "%end", 1, [], lambda i, _, body=body, backward=backward: body(backward, i))  # type: ignore[misc]
         f.ret()

@@ -18,7 +18,7 @@ from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.micro import Micro, RegisterTile, call_micro
 from strata.backends.llvm.gemm.pack_b import transpose
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
-from strata.backends.llvm.ir.native import each_point
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math import exponentials
 
@@ -39,7 +39,7 @@ def part_elements(spec: AttentionSpec) -> int:
 
 def emit_merge(module: IrModule, spec: AttentionSpec, name: str = "merge") -> str:
     """Adds the kernel that adds segments up, with the arguments of the decode; `work` is what they left."""
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     decode = Decode(f, spec)
     each_point(f, lambda item, _: decode.merge(item))
     return name

@@ -6,19 +6,18 @@ from strata.backends.llvm.attention.blocks import QueryBlock
 from strata.backends.llvm.attention.decode import emit_decode
 from strata.backends.llvm.attention.form import Arguments, AttentionSpec, pack_matrix
 from strata.backends.llvm.ir.builder import IrModule
-from strata.backends.llvm.ir.native import each_point
+from strata.backends.llvm.ir.native import each_point, template
 
 
 def emit_attention(module: IrModule, spec: AttentionSpec, name: str = "attend") -> tuple[str, str]:
     """Adds both kernels, with the same arguments; returns the names of pack, "" where nothing is packed, and attend."""
-    parameters = [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")]
     if spec.decode:
-        return "", emit_decode(module.function(name, parameters), spec)
+        return "", emit_decode(template(module, name), spec)
     if spec.packs_values:
-        f = module.function(f"{name}_pack", parameters)
+        f = template(module, f"{name}_pack")
         packer = Arguments(f, spec)
         each_point(f, lambda chunk, _: _pack_values(packer, chunk))
-    f = module.function(name, parameters)
+    f = template(module, name)
     block = QueryBlock(f, spec)
     each_point(f, lambda chunk, _: block.chunk(chunk))
     return f"{name}_pack" if spec.packs_values else "", name

@@ -22,7 +22,7 @@ from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, finished
 from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, for_rows
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
-from strata.backends.llvm.ir.native import while_loop
+from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 
@@ -96,10 +96,9 @@ def plan_beside(
 def emit_beside(module: IrModule, spec: Convolution, epilogue: Epilogue | None = None, name: str | None = None) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"beside_{spec.product.name}"
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = _BesideDriver(f, spec, name, epilogue)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
 
 

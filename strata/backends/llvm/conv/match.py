@@ -27,6 +27,7 @@ from strata.backends.llvm.gemm.match import FinishedSums, Slot, ceil_div, planne
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
 from strata.backends.llvm.gemm.spec import Contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.loops.values import Context
 from strata.config import config
@@ -444,7 +445,7 @@ def _emit_pack_lines(module: IrModule, plan: ConvPlan) -> None:
     """The packer for groups side by side: a line of outputs for each tap and channel of a group."""
     b, outputs = plan.matrix.b, int(plan.matrix.b.shape[-1])
     element, size = memory_type(b.dtype), b.dtype.itemsize
-    f = module.function(plan.pack_name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, plan.pack_name)
     source, packed = (f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index(s)), 8) for s in ("source", "packed"))
 
     def tap(k: str, _: list[str]) -> None:
@@ -457,8 +458,7 @@ def _emit_pack_lines(module: IrModule, plan: ConvPlan) -> None:
 
         f.loop(0, outputs, 1, [], one)
 
-    f.loop("%begin", "%end", 1, [], tap)
-    f.ret()
+    each_point(f, tap)
 
 
 def _has_columns(found: ConvKernel) -> bool:

@@ -14,6 +14,7 @@ from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.match import Slot, ceil_div, planned
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
 from strata.backends.llvm.ir.builder import IrFunction, IrModule
+from strata.backends.llvm.ir.native import each_point, template
 from strata.core import Dim, Target, dim_prod, divide_exactly, f32
 from strata.kernel import PRODUCTS, Kernel
 from strata.lir import Step
@@ -145,7 +146,7 @@ def emit_planes_kernel(module: IrModule, plan: PlanesPlan) -> tuple[str, str]:
 def _emit_pack_rows(module: IrModule, plan: PlanesPlan) -> None:
     """The packer: the channels of a tap next to each other, an output a point."""
     m, k = plan.matrix, plan.convolution.k
-    f = module.function(plan.pack_name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, plan.pack_name)
     source, packed = (f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index(s)), 8) for s in ("source", "packed"))
     outer, channel, *strides = m.weight_strides
     _, channels, *sizes = (int(d) for d in m.b.shape)
@@ -154,8 +155,7 @@ def _emit_pack_rows(module: IrModule, plan: PlanesPlan) -> None:
         row, to = f.address("float", source, f.mul(o, outer)), f.address("float", packed, f.mul(o, k))
         _copy(f, row, to, [*sizes, channels], [*strides, channel])
 
-    f.loop("%begin", "%end", 1, [], output)
-    f.ret()
+    each_point(f, output)
 
 
 def _copy(f: IrFunction, source: str, to: str, sizes: list[int], strides: list[int]) -> None:

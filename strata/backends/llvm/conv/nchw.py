@@ -21,7 +21,7 @@ from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, fini
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
 from strata.backends.llvm.gemm.spec import Contraction, plan_contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, lanes_of, vector, vector_constant
-from strata.backends.llvm.ir.native import while_loop
+from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 
@@ -124,13 +124,12 @@ def emit_planes(module: IrModule, spec: Planes, epilogue: Epilogue | None = None
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"planes_{spec.product.name}"
     finish = "" if spec.is_depthwise else emit_finish(module, spec.product, f"{name}_finish", epilogue)
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     if spec.is_depthwise:
         driver: _Planes = (_Tiles if spec.borders else _Depthwise)(f, spec, epilogue)
     else:
         driver = _Panels(f, spec, finish)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
 
 

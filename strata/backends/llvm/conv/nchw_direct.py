@@ -22,6 +22,7 @@ from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_
 from strata.backends.llvm.gemm.micro import TileSet
 from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, Contraction, plan_contraction, with_even_tiles
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 from strata.kernel import PRODUCTS
@@ -184,10 +185,9 @@ def _tiles(width: int, spec: Lines) -> tuple[int, ...]:
 def emit_lines(module: IrModule, spec: Lines, epilogue: Epilogue | None = None, name: str | None = None) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"lines_{spec.product.name}"
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = _Lines(f, spec, name, epilogue)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
 
 

@@ -19,6 +19,7 @@ from strata.backends.llvm.conv.match import SUMS, epilogue_of
 from strata.backends.llvm.conv.nchw import every
 from strata.backends.llvm.gemm.match import FinishedSums, planned
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.native import each_point
 from strata.backends.llvm.ir.registers import memory_type, to_memory
 from strata.backends.llvm.jit.calling_convention import LoopUsage
 from strata.backends.llvm.loops.accumulate import Accumulator
@@ -215,8 +216,7 @@ def emit_pool(module: IrModule, plan: PoolPlan) -> str:
     parameters = (("ptr noalias readonly", "arguments"), ("i64", "begin"), ("i64", "end"))
     f = module.function(plan.kernel.name, parameters)
     driver = _Pool(f, plan)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return plan.kernel.name
 
 

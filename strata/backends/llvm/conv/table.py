@@ -22,6 +22,7 @@ from strata.backends.llvm.gemm.driver import Chunk, GemmBlock, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
 from strata.backends.llvm.gemm.spec import Contraction, for_rows, plan_contraction, with_ending
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 from strata.kernel import ProductBlocks
@@ -228,10 +229,9 @@ def emit_convolution(
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"conv_{spec.product.name}"
     finish = emit_finish(module, spec.product, f"{name}_finish", epilogue)
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = ConvDriver(f, spec, finish, epilogue)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
 
 

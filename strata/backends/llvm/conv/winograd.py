@@ -22,7 +22,7 @@ from strata.backends.llvm.gemm.micro import call_micro
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
 from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, for_rows, plan_contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
-from strata.backends.llvm.ir.native import while_loop
+from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import Dim, DType, Target, dim_max, dim_min, f32, f64
 
@@ -134,10 +134,9 @@ def emit_winograd(module: IrModule, spec: Winograd, epilogue: Epilogue | None = 
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"winograd_{spec.product.name}"
     finish = emit_finish(module, spec.product, f"{name}_finish", epilogue)
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = _WinogradDriver(f, spec, finish)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
 
 
@@ -377,7 +376,7 @@ def emit_pack_taps(module: IrModule, spec: Winograd, name: str, load: Load) -> s
     """
     product = spec.product
     lanes, width = product.lanes, product.panel_columns
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     packed = f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index("packed")), 8)
     outputs = f.load("i64", f.address("i64", "%args", PACK_SLOTS.index("n")), 8)
     wide, type_ = memory_type(f64, lanes), memory_type(f32, lanes)
@@ -410,6 +409,5 @@ def emit_pack_taps(module: IrModule, spec: Winograd, name: str, load: Load) -> s
 
         f.vectors(left, lanes, some)
 
-    f.loop("%begin", "%end", 1, [], panel)
-    f.ret()
+    each_point(f, panel)
     return name

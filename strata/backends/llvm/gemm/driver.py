@@ -16,6 +16,7 @@ from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_
 from strata.backends.llvm.gemm.micro import Micro, RegisterTile, call_micro
 from strata.backends.llvm.gemm.spec import FEW_CHUNKS, UNBOUNDED, Contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
+from strata.backends.llvm.ir.native import template
 from strata.backends.llvm.ir.registers import memory_type
 
 LINE = 64  # bytes that come from memory together
@@ -27,7 +28,7 @@ def emit_contraction(
     """Adds the kernel (and the internal functions it needs) and returns its name."""
     name = name or spec.name
     finish = emit_finish(module, spec, f"{name}_finish", epilogue)
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = GemmDriver(f, spec, finish, epilogue)
     if spec.joined == 1:
         f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))

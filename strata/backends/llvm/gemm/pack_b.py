@@ -19,7 +19,7 @@ from typing import Final
 
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, element_of, lanes_of, vector
-from strata.backends.llvm.ir.native import each_point
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import Dim, DType, Target, i32
 
@@ -106,7 +106,7 @@ def emit_pack_b(module: IrModule, panels: Panels, name: str | None = None, load:
     name = name or panels.name
     if module.has(name):
         return name
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     source, packed = (f.load("ptr", f.address("i64", "%args", i), 8) for i in range(2))
     n, k, k_stride, n_stride, source_batch, packed_batch = (
         f.load("i64", f.address("i64", "%args", i), 8) for i in range(2, len(PACK_SLOTS))
