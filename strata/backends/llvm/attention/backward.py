@@ -96,10 +96,8 @@ class _Backward(RowScores):
 
     def chunk(self, index: str) -> None:
         f, spec, number = self.f, self.spec, self.number
-        kv = f.op(f"udiv i64 {index}, {number['parts']}")
-        part = f.sub(index, f.mul(kv, number["parts"]))
-        batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
-        kv_head = f.sub(kv, f.mul(batch, spec.kv_heads))
+        kv, part = f.divided(index, number["parts"])
+        batch, kv_head = f.divided(kv, spec.kv_heads)
         memory = self._memory(index)
         k, v = self.at("k", batch, kv_head), self.at("v", batch, kv_head)
         pack_matrix(f, spec.panels, k, memory["k_scoring"], self.keys, spec.head_dim, 1, number["k_row"])
@@ -113,8 +111,8 @@ class _Backward(RowScores):
         last = f.op(f"udiv i64 {f.mul(f.add(part, 1), tasks)}, {number['parts']}")
 
         def task(at: str, _: list[str]) -> None:
-            local = f.op(f"udiv i64 {at}, {blocks}")
-            row = f.mul(f.sub(at, f.mul(local, blocks)), spec.query_rows)
+            local, block = f.divided(at, blocks)
+            row = f.mul(block, spec.query_rows)
             self._query_block(batch, f.add(f.mul(kv_head, spec.shared_by), local), row, memory)
 
         f.loop(first, last, 1, [], task)
@@ -314,8 +312,7 @@ class _Backward(RowScores):
     def add_parts(self, kv: str) -> None:
         """dK and dV of a key head."""
         f, spec, number = self.f, self.spec, self.number
-        batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
-        head = f.sub(kv, f.mul(batch, spec.kv_heads))
+        batch, head = f.divided(kv, spec.kv_heads)
         memory = self._memory(f.mul(kv, number["parts"]))
         for which, dim in (("dk", spec.head_dim), ("dv", spec.value_dim)):
             out = self.at(which, batch, head)

@@ -49,10 +49,9 @@ class QueryBlock(Attend):
     def chunk(self, index: str) -> None:
         f, spec, number = self.f, self.spec, self.number
         blocks = f.op(f"udiv i64 {f.add(number['queries'], spec.query_rows - 1)}, {spec.query_rows}")
-        flat = f.op(f"udiv i64 {index}, {blocks}")
-        first = f.mul(f.sub(index, f.mul(flat, blocks)), spec.query_rows)
-        batch = f.op(f"udiv i64 {flat}, {spec.num_heads}")
-        head = f.sub(flat, f.mul(batch, spec.num_heads))
+        flat, block = f.divided(index, blocks)
+        first = f.mul(block, spec.query_rows)
+        batch, head = f.divided(flat, spec.num_heads)
         shared = f.op(f"udiv i64 {head}, {spec.num_heads // spec.kv_heads}")
         rows = f.smin(f.sub(number["queries"], first), spec.query_rows)
         position = f.add(first, self._shift(batch))  # of the first row

@@ -26,6 +26,5 @@ def emit_attention(module: IrModule, spec: AttentionSpec, name: str = "attend") 
 def _pack_values(arguments: Arguments, kv: str) -> None:
     """The values of a key head as panels over the keys."""
     f, spec, number = arguments.f, arguments.spec, arguments.number
-    batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
-    v = arguments.at("v", batch, f.sub(kv, f.mul(batch, spec.kv_heads)))
+    v = arguments.at("v", *f.divided(kv, spec.kv_heads))
     pack_matrix(f, spec.panels, v, arguments.packed_values(kv), spec.value_dim, arguments.keys, number["v_row"], 1)

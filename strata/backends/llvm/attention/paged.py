@@ -146,8 +146,8 @@ def emit_collect(module: IrModule, spec: AttentionSpec, name: str, *, packed: bo
     element, size = memory_type(spec.dtype), spec.dtype.itemsize
 
     def one(point: str, _: list[str]) -> None:
-        batch = f.op(f"udiv i64 {point}, {mine}")
-        first = f.mul(f.sub(point, f.mul(batch, mine)), page)  # row of the sequence
+        batch, local = f.divided(point, mine)
+        first = f.mul(local, page)  # row of the sequence
         place = f.address(element, to, f.mul(f.mul(point, page), width))
         before = f.smax(f.load("i64", f.address("i64", past, batch), 8), 0)
         old = f.smin(f.smax(f.sub(before, first), 0), page)

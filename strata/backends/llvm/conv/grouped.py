@@ -123,11 +123,11 @@ class _BesideDriver(ConvDriver):
         def tile(carried: list[str]) -> list[Value]:
             row, *at = carried
             left = f.smin(f.sub(chunk.rows, row), f.sub(width, at[-1]))
-            height = self._by_height(left, "i64", spec.heights)
+            height = self.row_tiles.by_height(f, left, "i64", spec.heights)
             *corners, first = self._corners(list(at[1:]))
             self._lines(chunk, at[0], corners)
             f.call_address(
-                "void", self._by_height(left, "ptr", kernels), ("ptr", "%args"), ("ptr", self.table),
+                "void", self.row_tiles.by_height(f, left, "ptr", kernels), ("ptr", "%args"), ("ptr", self.table),
                 ("ptr", self.zeros), ("i64", first), ("i64", f.add(chunk.row, row)), ("i64", column), ("i64", columns),
             )  # fmt: skip
             return [f.add(row, height), *self._pixels_on(list(at), height)]

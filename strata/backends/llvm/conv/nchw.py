@@ -164,11 +164,6 @@ class PlaneDriver:
     def ceil(self, value: Value, unit: Value) -> Value:
         return self.f.op(f"udiv i64 {self.f.sub(self.f.add(value, unit), 1)}, {unit}")
 
-    def divided(self, value: Value, by: Value) -> tuple[Value, Value]:
-        f = self.f
-        quotient = f.op(f"udiv i64 {value}, {by}")
-        return quotient, f.sub(value, f.mul(quotient, by))
-
     def inside(self, start: Value, size: Value) -> str:
         """Lanes of consecutive positions that lie in a line of x."""
         f, word = self.f, vector("i32", self.lanes)
@@ -221,7 +216,7 @@ class _Depthwise(_Planes):
     def chunk(self, index: str) -> None:
         f, number = self.f, self.number
         parts = self.ceil(number["count0"], self.spec.lines)
-        group, part = self.divided(index, parts)
+        group, part = self.f.divided(index, parts)
         first, top = f.mul(group, self.spec.planes), f.mul(part, self.spec.lines)
         end = f.smin(f.add(first, self.spec.planes), number["m"])
         bottom = f.smin(f.add(top, self.spec.lines), number["count0"])
@@ -229,7 +224,7 @@ class _Depthwise(_Planes):
 
     def _plane(self, plane: str, top: Value, bottom: Value) -> None:
         f, number = self.f, self.number
-        image, channel = self.divided(plane, self.spec.groups)
+        image, channel = self.f.divided(plane, self.spec.groups)
         offset = f.add(f.mul(image, number["x_image"]), f.mul(channel, number["x_channel"]))
         x = f.address("float", self.x, offset)
         weights = f.address("float", self.weights, f.mul(channel, self.spec.k))
@@ -302,7 +297,7 @@ class _Tiles(_Depthwise):
 
     def _tile(self, plane: str) -> None:
         f, number, (down, along) = self.f, self.number, self.spec.borders
-        image, channel = self.divided(plane, self.spec.groups)
+        image, channel = self.f.divided(plane, self.spec.groups)
         offset = f.add(f.mul(image, number["x_image"]), f.mul(channel, number["x_channel"]))
         x = f.address("float", self.x, offset)
         weights = f.address("float", self.weights, f.mul(channel, self.spec.k))
@@ -374,7 +369,7 @@ class _Panels(_Planes):
     def chunk(self, index: str) -> None:
         f, number = self.f, self.number
         columns = self.product.panel_columns
-        image, block = self.divided(index, self.ceil(number["n"], columns * self.product.chunk_panels))
+        image, block = self.f.divided(index, self.ceil(number["n"], columns * self.product.chunk_panels))
         first = f.mul(block, columns * self.product.chunk_panels)
         end = f.smin(f.add(first, columns * self.product.chunk_panels), number["n"])
         f.loop(
@@ -420,7 +415,7 @@ class _Panels(_Planes):
             body(done, y, at, length)
             return [f.add(done, length), f.add(y, 1), 0]
 
-        start = [0, *self.divided(pixel, width)]
+        start = [0, *self.f.divided(pixel, width)]
         while_loop(f, [("i64", v) for v in start], lambda c: f.compare("slt", "i64", c[0], count), some)
 
     def _fill(self, image: Value, pixel: str, count: Value) -> None:

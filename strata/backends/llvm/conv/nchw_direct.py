@@ -208,14 +208,14 @@ class _Lines(PlaneDriver):
     def chunk(self, index: str) -> None:
         f, number, spec = self.f, self.number, self.spec
         down, along = self.rank - 2, self.rank - 1
-        rest, block = self.divided(index, self.ceil(number[f"count{along}"], spec.columns))
+        rest, block = f.divided(index, self.ceil(number[f"count{along}"], spec.columns))
         left = f.mul(block, spec.columns)
-        rest, block = self.divided(rest, self.ceil(number[f"count{down}"], spec.lines))
+        rest, block = f.divided(rest, self.ceil(number[f"count{down}"], spec.lines))
         top = f.mul(block, spec.lines)
         position: list[Value] = []
         plane: Value = 0
         for axis in reversed(range(down)):
-            rest, at = self.divided(rest, number[f"count{axis}"])
+            rest, at = f.divided(rest, number[f"count{axis}"])
             position.insert(0, at)
         for axis, at in enumerate(position):
             plane = f.add(f.mul(plane, number[f"count{axis}"]), at)

@@ -275,8 +275,8 @@ class _Pool:
     def chunk(self, index: str) -> None:
         f, plan = self.f, self.plan
         parts = f.op(f"udiv i64 {f.add(self.lines, plan.lines - 1)}, {plan.lines}")
-        group = f.op(f"udiv i64 {index}, {parts}")
-        top = f.mul(f.sub(index, f.mul(group, parts)), plan.lines)
+        group, part = f.divided(index, parts)
+        top = f.mul(part, plan.lines)
         first = f.mul(group, plan.planes)
         end = f.smin(f.add(first, plan.planes), self.count)
         bottom = f.smin(f.add(top, plan.lines), self.lines)

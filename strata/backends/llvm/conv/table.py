@@ -412,14 +412,7 @@ class ConvDriver(GemmDriver):
 
     def _pixel(self, flat: Value) -> list[Value]:
         """Image and position in every axis of an output pixel, given by its number."""
-        f = self.f
-        result: list[Value] = []
-        for axis in reversed(range(self.window.rank)):
-            count = self.number[f"count{axis}"]
-            outer = f.op(f"udiv i64 {flat}, {count}")
-            result.insert(0, f.sub(flat, f.mul(outer, count)))
-            flat = outer
-        return [flat, *result]
+        return self.f.digits(flat, [self.number[f"count{axis}"] for axis in range(self.window.rank)])
 
     def _next_pixel(self, pixel: list[str]) -> list[Value]:
         f = self.f

@@ -160,7 +160,7 @@ class _WinogradDriver(GemmDriver):
         f = self.f
         chunk = self._decode(index)
         self._addresses(chunk)
-        end = f.add(chunk.full_panels, f.select("i64", f.compare("sgt", "i64", chunk.tail, 0), 1, 0))
+        end = self._last_panel(chunk)
 
         def block(first: str, _: list[str]) -> None:
             length = f.smin(f.sub(self.conv.channels, first), self.conv.k_block)
@@ -223,13 +223,6 @@ class _WinogradDriver(GemmDriver):
 
         f.loop(0, chunk.rows, 1, [], one)
 
-    def _columns(self, chunk: Chunk, panel: Value) -> tuple[Value, Value]:
-        """Outputs of a panel, and its vectors."""
-        f, spec = self.f, self.spec
-        is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
-        vectors = f.select("i64", is_tail, self._ceil(chunk.tail, spec.lanes), spec.vectors)
-        return f.select("i64", is_tail, chunk.tail, spec.panel_columns), vectors
-
     def _sums(self, chunk: Chunk, panel: Value) -> str:
         number = self.f.sub(panel, chunk.first_panel)
         return self.f.address("float", self.products, self.f.mul(number, TURNED * self.conv.sums_plane))
@@ -237,7 +230,7 @@ class _WinogradDriver(GemmDriver):
     def _multiply(self, chunk: Chunk, panel: Value, first: Value, length: Value) -> None:
         """A block of channels of the sixteen products of a panel."""
         f, spec, conv = self.f, self.spec, self.conv
-        _, vectors = self._columns(chunk, panel)
+        vectors = self._columns_of(chunk, panel)[2]
         kernels = [self._by_vectors(vectors, height) for height in spec.heights]
         width = f.mul(vectors, spec.lanes)
         taps = f.address("float", chunk.b, f.mul(panel, spec.panel_columns * TURNED * conv.channels))
@@ -249,7 +242,7 @@ class _WinogradDriver(GemmDriver):
             to = f.address("float", sums, f.mul(which, conv.sums_plane))
 
             def tile(row: Value, height: Value) -> None:
-                kernel = self._by_height(f.sub(chunk.rows, row), "ptr", kernels)
+                kernel = self.row_tiles.by_height(f, f.sub(chunk.rows, row), "ptr", kernels)
                 a = f.address("float", values, f.mul(row, conv.row))
                 c = f.address("float", to, f.mul(row, spec.panel_columns))
                 call_micro(f, kernel, a, conv.row, b, 0, c, spec.panel_columns, length, first)
@@ -262,7 +255,7 @@ class _WinogradDriver(GemmDriver):
         """The pixels of a panel, some tiles of a line at a time, through the epilogue to the output."""
         f, spec, number = self.f, self.spec, self.number
         back = _emit_turn_back(f.module, spec.lanes, spec.panel_columns)
-        columns, vectors = self._columns(chunk, panel)
+        _, columns, vectors, _ = self._columns_of(chunk, panel)
         width = f.mul(vectors, spec.lanes)
         column = f.mul(panel, spec.panel_columns)
         sums = self._sums(chunk, panel)

@@ -117,8 +117,8 @@ def emit_pack_b(module: IrModule, panels: Panels, name: str | None = None, load:
     per_batch = f.op(f"udiv i64 {f.add(real_n, panels.columns - 1)}, {panels.columns}")
 
     def chunk(index: str, _: list[str]) -> None:
-        batch = f.op(f"udiv i64 {index}, {per_batch}")
-        column = f.mul(f.sub(index, f.mul(batch, per_batch)), panels.columns)
+        batch, panel = f.divided(index, per_batch)
+        column = f.mul(panel, panels.columns)
         origin = f.address(memory_type(panels.source), source, f.mul(f.mul(batch, source_batch), panels.parts))
         before = f.mul(column, f.add(whole_k, panels.head))
         base = f.address("i8", packed, f.mul(f.add(f.mul(batch, packed_batch), before), size))

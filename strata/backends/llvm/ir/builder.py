@@ -242,6 +242,19 @@ class IrFunction:
             return max(a, b)
         return self.intrinsic("smax", "i64", a, b)
 
+    def divided(self, value: Value, by: Value) -> tuple[Value, Value]:
+        """Quotient and remainder of numbers that are not negative."""
+        quotient = self.op(f"udiv i64 {value}, {by}")
+        return quotient, self.sub(value, self.mul(quotient, by))
+
+    def digits(self, number: Value, sizes: Sequence[Value]) -> list[Value]:
+        """The number of an element as its place along each axis, the last one fastest; before them, what is left."""
+        places: list[Value] = []
+        for size in reversed(sizes):
+            number, place = self.divided(number, size)
+            places.insert(0, place)
+        return [number, *places]
+
     def round_down(self, a: Value, multiple: int) -> Value:
         """The largest multiple of a power of two that is at most `a` (a ≥ 0)."""
         assert multiple & (multiple - 1) == 0

@@ -139,8 +139,7 @@ class _Blocks(_Grouped):
         block = f.alloca("i64", 7)
 
         def chunk(index: str, _: list[str]) -> None:
-            expert = f.op(f"udiv i64 {index}, {given['parts']}")
-            part = f.sub(index, f.mul(expert, given["parts"]))
+            expert, part = f.divided(index, given["parts"])
             begin, end = (f.load("i64", f.address("i64", given["first"], f.add(expert, i)), 8) for i in range(2))
             rows = f.sub(end, begin)
 
