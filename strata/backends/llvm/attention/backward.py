@@ -103,8 +103,8 @@ class _Backward(RowScores):
         pack_matrix(f, spec.panels, k, memory["k_scoring"], self.keys, spec.head_dim, 1, number["k_row"])
         pack_matrix(f, spec.panels, v, memory["v_scoring"], self.keys, spec.value_dim, 1, number["v_row"])
         pack_matrix(f, spec.panels, k, memory["k_mixing"], spec.head_dim, self.keys, number["k_row"], 1)
-        self._clear(memory["dk"], f.mul(self.keys, self.d_columns))
-        self._clear(memory["dv"], f.mul(self.keys, spec.value_columns))
+        f.fill(self.type, memory["dk"], f.mul(self.keys, self.d_columns), "zeroinitializer")
+        f.fill(self.type, memory["dv"], f.mul(self.keys, spec.value_columns), "zeroinitializer")
         blocks = f.op(f"udiv i64 {f.add(number['queries'], spec.query_rows - 1)}, {spec.query_rows}")
         tasks = f.mul(blocks, spec.shared_by)
         first = f.op(f"udiv i64 {f.mul(part, tasks)}, {number['parts']}")
@@ -121,11 +121,6 @@ class _Backward(RowScores):
         f = self.f
         base = f.address(self.element, self.pointer["work"], f.mul(index, self.chunk_size))
         return {part: f.address(self.element, base, place) for part, place in self.places.items()}
-
-    def _clear(self, to: str, count: Value) -> None:
-        f = self.f
-        f.loop(0, count, self.spec.lanes, [], lambda i, _: f.store(
-            self.type, "zeroinitializer", f.address(self.element, to, i), self.size))  # fmt: skip
 
     def _query_block(self, batch: Value, head: Value, first: Value, memory: dict[str, str]) -> None:
         f, spec, number = self.f, self.spec, self.number
@@ -207,7 +202,7 @@ class _Backward(RowScores):
                 f.store(self.element, constant(self.element, value), f.address(self.element, cells, i), self.size)
 
         f.loop(0, rows, 1, [], one)
-        self._clear(self.sums, f.mul(rows, self.d_columns))
+        f.fill(self.type, self.sums, f.mul(rows, self.d_columns), "zeroinitializer")
 
     # one row of scores
 

@@ -19,7 +19,7 @@ from math import prod
 from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, in_blocks, plan_convolution
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
-from strata.backends.llvm.gemm.epilogue import Epilogue, Site, finished
+from strata.backends.llvm.gemm.epilogue import Epilogue, Site, put_vector
 from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, for_rows
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import each_point, template, while_loop
@@ -378,8 +378,5 @@ class _Tile:
         f.loop(0, self.height, 1, [], one)
 
     def _put(self, value: str, pixel: Value, at: Value, mask: str | None) -> None:
-        f, spec = self.f, self.spec
-        row, column = f.add("%row", pixel), f.add("%column", at)
-        value = finished(self._site(row, column, mask), value, self.epilogue)
-        place = f.address(memory_type(spec.out), self.out, f.add(f.mul(row, self.number["out_row"]), column))
-        f.store(memory_type(spec.out, spec.lanes), value, place, spec.out.itemsize, mask)
+        site = self._site(self.f.add("%row", pixel), self.f.add("%column", at), mask)
+        put_vector(site, value, self.epilogue, self.out, self.number["out_row"])

@@ -15,7 +15,8 @@ from itertools import product as cartesian
 from math import prod
 from typing import Final
 
-from strata.backends.llvm.conv.nchw import PlaneDriver, every
+from strata.backends.llvm.conv.lines import every, lanes_inside
+from strata.backends.llvm.conv.nchw import PlaneDriver
 from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import multiply_add
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
@@ -256,7 +257,7 @@ class _Lines(PlaneDriver):
         def vectors(at: str, _: list[str]) -> None:
             begin = f.add(start, f.mul(at, window.stride[-1]))
             parts = [part * self.lanes for part in range(window.stride[-1])]
-            masks = [self.inside(f.add(begin, part), number[f"size{along}"]) for part in parts]
+            masks = [lanes_inside(f, self.lanes, f.add(begin, part), number[f"size{along}"]) for part in parts]
 
             def channel(c: str, _: list[str]) -> None:
                 for tap, where in enumerate(taps):

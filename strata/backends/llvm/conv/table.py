@@ -246,7 +246,8 @@ class ConvDriver(GemmDriver):
         self.table = f.alloca("ptr", rows * runs + AT_ONCE)
         self.copies = f.alloca(self.element, rows * runs * spec.run) if spec.joined else ""
         self.zeros = f.alloca(self.element, spec.zeros)
-        f.loop(0, spec.zeros, spec.product.lanes, [], lambda i, _: self._clear(f.address(self.element, self.zeros, i)))
+        type_ = vector(self.element, spec.product.lanes)
+        f.fill(type_, self.zeros, spec.zeros, constant(type_, spec.fill))
         self.steps = self._steps()
 
     @property
@@ -256,10 +257,6 @@ class ConvDriver(GemmDriver):
     @property
     def run(self) -> int:
         return self.conv.run
-
-    def _clear(self, place: str) -> None:
-        type_ = vector(self.element, self.spec.lanes)
-        self.f.store(type_, constant(type_, self.conv.fill), place, self.spec.a.itemsize)
 
     def _a_tile(self, chunk: Chunk, block: GemmBlock | None, row: Value) -> str:
         return self.f.address("ptr", self.table, self.f.mul(row, self.spec.a_runs))

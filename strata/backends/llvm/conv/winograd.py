@@ -152,8 +152,7 @@ class _WinogradDriver(GemmDriver):
         self.line = 2 * AT_ONCE * product.panel_columns
         self.lines = f.alloca("float", 2 * self.line)
         self.zeros = f.alloca("float", spec.channels)
-        zero = constant("float", 0)
-        f.loop(0, spec.channels, 1, [], lambda i, _: f.store("float", zero, f.address("float", self.zeros, i), 4))
+        f.fill("float", self.zeros, spec.channels, constant("float", 0))
         self.tiles = [f.op(f"lshr i64 {f.add(self.number[f'count{axis}'], 1)}, 1") for axis in range(2)]
 
     def chunk(self, index: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
-from strata.backends.llvm.gemm.micro import Micro, RegisterTile, RowTiles, call_micro
+from strata.backends.llvm.gemm.micro import Micro, RegisterTile, TileHeights, call_micro
 from strata.backends.llvm.gemm.spec import FEW_CHUNKS, UNBOUNDED, Contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.native import template
@@ -69,7 +69,7 @@ class GemmDriver:
 
     def __init__(self, f: IrFunction, spec: Contraction, finish: str, epilogue: Epilogue | None = None) -> None:
         self.f, self.spec, self.finish, self.epilogue = f, spec, finish, epilogue
-        self.arithmetic, self.row_tiles = spec.arithmetic, RowTiles(spec.heights)
+        self.arithmetic, self.row_tiles = spec.arithmetic, TileHeights(spec.heights)
         self.pointer = {p: f.load("ptr", f.address("i64", "%args", spec.slot(p)), 8) for p in ("a", "b", "out")}
         self.number = {n: self._number(n) for n in spec.numbers}
         element = memory_type(spec.accumulator)

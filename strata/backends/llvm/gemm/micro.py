@@ -418,7 +418,7 @@ def call_micro(
 
 
 @dataclass(frozen=True, slots=True)
-class RowTiles:
+class TileHeights:
     """How rows split into tiles: as many of the tallest as fit, then what is left by the shorter ones."""
 
     heights: tuple[int, ...]  # tallest first, the last one 1
@@ -455,7 +455,7 @@ class RowTiles:
 
 
 @dataclass(frozen=True, slots=True)
-class TileSet(RowTiles):
+class TileSet(TileHeights):
     """Micro-kernels of several heights."""
 
     vectors: int

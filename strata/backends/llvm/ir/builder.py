@@ -456,6 +456,15 @@ class IrFunction:
         elif lanes > 1:
             self.if_(self.compare("sgt", "i64", rest, 0), lambda: some(whole, self.mask_below(lanes, rest)))
 
+    def fill(self, type_: str, to: Value, count: Value, value: Value) -> None:
+        """The same element, or vector of them, at `count` elements from an address on."""
+        element, size = element_of(type_), bits_of(type_) // 8
+
+        def one(at: str, _: list[str]) -> None:
+            self.store(type_, value, self.address(element, to, at), size)
+
+        self.loop(0, count, lanes_of(type_), [], one)
+
     def if_(
         self,
         condition: Value,
