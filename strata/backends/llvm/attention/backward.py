@@ -105,7 +105,7 @@ class _Backward(RowScores):
         pack_matrix(f, spec.panels, k, memory["k_mixing"], spec.head_dim, self.keys, number["k_row"], 1)
         f.fill(self.type, memory["dk"], f.mul(self.keys, self.d_columns), "zeroinitializer")
         f.fill(self.type, memory["dv"], f.mul(self.keys, spec.value_columns), "zeroinitializer")
-        blocks = f.op(f"udiv i64 {f.add(number['queries'], spec.query_rows - 1)}, {spec.query_rows}")
+        blocks = f.ceil_div(number["queries"], spec.query_rows)
         tasks = f.mul(blocks, spec.shared_by)
         first = f.op(f"udiv i64 {f.mul(part, tasks)}, {number['parts']}")
         last = f.op(f"udiv i64 {f.mul(f.add(part, 1), tasks)}, {number['parts']}")

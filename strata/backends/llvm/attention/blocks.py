@@ -48,7 +48,7 @@ class QueryBlock(Attend):
 
     def chunk(self, index: str) -> None:
         f, spec, number = self.f, self.spec, self.number
-        blocks = f.op(f"udiv i64 {f.add(number['queries'], spec.query_rows - 1)}, {spec.query_rows}")
+        blocks = f.ceil_div(number["queries"], spec.query_rows)
         flat, block = f.divided(index, blocks)
         first = f.mul(block, spec.query_rows)
         batch, head = f.divided(flat, spec.num_heads)
@@ -261,7 +261,7 @@ class QueryBlock(Attend):
         if spec.window is None:
             return 0, high
         old = f.smax(0, f.sub(f.add(position, spec.query_rows - 1 - spec.window), start))  # and those before this one
-        low = f.mul(f.op(f"udiv i64 {f.add(old, height - 1)}, {height}"), height)
+        low = f.mul(f.ceil_div(old, height), height)
         return f.smin(low, high), high
 
     def _kept_keys(self, position: Value, rows: Value, start: Value, count: Value) -> Value:

@@ -70,7 +70,7 @@ class Decode(RowScores):
         return batch, kv_head, f.mul(kv_head, spec.shared_by), f.sub(item, f.mul(kv, queries))
 
     def _segments(self) -> Value:
-        return self.f.op(f"udiv i64 {self.f.add(self.keys, self.spec.segment - 1)}, {self.spec.segment}")
+        return self.f.ceil_div(self.keys, self.spec.segment)
 
     def _left(self, item: Value, segment: Value, row: Value) -> str:
         """Where a segment leaves what it found for a row."""

@@ -110,7 +110,7 @@ class Pixels:
             size = self.number(f"size{axis}")
             place = f.add(f.mul(at, self.geometry.stride[axis]), self.offset(taps[axis], axis))
             is_in = f.compare("ult", "i64", place, size)
-            inside = is_in if inside == "true" else f.binary("and", "i1", inside, is_in)
+            inside = f.both(inside, is_in)
             line = f.add(f.mul(line, size), place)
         return inside, f.mul(line, self.number(f"size{self.geometry.rank - 1}"))
 

@@ -13,7 +13,6 @@ from zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
 from math import prod
 
 from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, in_blocks, plan_convolution
@@ -145,13 +144,7 @@ class _BesideDriver(ConvDriver):
         f = self.f
         base = f.address(self.element, chunk.a, f.mul(image, self.number["x_image"]))
         offsets = [self._axis_offsets(axis, corner) for axis, corner in enumerate(corners)]
-        for index, position in enumerate(product(*(range(len(o)) for o in offsets))):
-            inside = "true"
-            offset: Value = 0
-            for axis, tap in enumerate(position):
-                is_in, part = offsets[axis][tap]
-                inside = is_in if inside == "true" else f.binary("and", "i1", inside, is_in)
-                offset = f.add(offset, part)
+        for index, (inside, offset) in enumerate(self._places(offsets)):
             line = f.select("ptr", inside, f.address(self.element, base, offset), "null")
             f.store("ptr", line, f.address("ptr", self.table, index), 8)
 

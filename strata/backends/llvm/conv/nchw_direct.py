@@ -268,7 +268,7 @@ class _Lines(PlaneDriver):
                             f.add(f.mul(position[axis], window.stride[axis]), t * window.dilation[axis]),
                             number[f"low{axis}"],
                         )
-                        is_in = self._both(is_in, f.compare("ult", "i64", z, number[f"size{axis}"]))
+                        is_in = f.both(is_in, f.compare("ult", "i64", z, number[f"size{axis}"]))
                         source = f.add(source, f.mul(z, number[f"x{axis}"]))
                     to = f.mul(f.add(f.mul(c, len(taps)), tap), spec.rows * spec.line)
                     planes(source, is_in, f.address("float", self.lines, f.add(to, at)))
@@ -276,7 +276,7 @@ class _Lines(PlaneDriver):
             def planes(source: Value, is_in: str, to: str) -> None:
                 def row(r: str, _: list[str]) -> None:
                     y = f.add(above, r)
-                    found = self._both(is_in, f.compare("ult", "i64", y, number[f"size{down}"]))
+                    found = f.both(is_in, f.compare("ult", "i64", y, number[f"size{down}"]))
                     place = f.address("float", x, f.add(source, f.mul(y, number[f"x{down}"])))
                     values = f.if_(
                         found,
@@ -293,9 +293,6 @@ class _Lines(PlaneDriver):
             f.loop(0, spec.channels, 1, [], channel)
 
         f.loop(0, f.add(columns, spec.reach), self.lanes, [], vectors)
-
-    def _both(self, one: str, other: str) -> str:
-        return other if one == "true" else self.f.binary("and", "i1", one, other)
 
     def _phases(self, place: str, parts: list[int], masks: list[str]) -> list[Value]:
         f = self.f

@@ -265,7 +265,7 @@ class _Pool:
 
     def chunk(self, index: str) -> None:
         f, plan = self.f, self.plan
-        parts = f.op(f"udiv i64 {f.add(self.lines, plan.lines - 1)}, {plan.lines}")
+        parts = f.ceil_div(self.lines, plan.lines)
         group, part = f.divided(index, parts)
         top = f.mul(part, plan.lines)
         first = f.mul(group, plan.planes)

@@ -11,7 +11,7 @@ that of codes. Runs that cross the border are copied. Groups are a batch axis of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from itertools import product as cartesian
@@ -363,22 +363,15 @@ class ConvDriver(GemmDriver):
 
     def _addresses_of_pixel(self, chunk: Chunk, place: Value, pixel: list[str]) -> list[tuple[str, str]]:
         """(whether any of it lies inside x, address) of each run of one output pixel, the place-th of the chunk."""
-        f, window = self.f, self.window
+        f = self.f
         image, *position_of_pixel = pixel
         corners = self._corners(list(position_of_pixel))
         base = f.address(self.element, chunk.a, f.mul(image, self.number["x_image"]))
         offsets = [self._axis_offsets(axis, corner) for axis, corner in enumerate(corners)]
         if self.conv.joined:
             last, offsets = offsets[-1], offsets[:-1]
-        kernel = window.kernel[: len(offsets)]
         result = []
-        for run, position in enumerate(cartesian(*map(range, kernel))):
-            inside = "true"
-            offset: Value = 0
-            for axis, at in enumerate(position):
-                is_in, part = offsets[axis][at]
-                inside = is_in if inside == "true" else f.binary("and", "i1", inside, is_in)
-                offset = f.add(offset, part)
+        for run, (inside, offset) in enumerate(self._places(offsets)):
             address = f.address(self.element, base, offset)
             if self.conv.joined:
                 number = f.add(f.mul(place, self.spec.a_runs), run)
@@ -386,6 +379,15 @@ class ConvDriver(GemmDriver):
                 address = self._joined(inside, address, last, copy)
             result.append((inside, f.select("ptr", inside, address, self.zeros)))
         return result
+
+    def _places(self, offsets: list[list[tuple[str, Value]]]) -> Iterator[tuple[str, Value]]:
+        """(inside, offset in x) of the taps along some axes, given those along each."""
+        for taps in cartesian(*offsets):
+            inside = "true"
+            offset: Value = 0
+            for is_in, part in taps:
+                inside, offset = self.f.both(inside, is_in), self.f.add(offset, part)
+            yield inside, offset
 
     def _joined(self, inside: str, line: str, taps: list[tuple[str, Value]], copy: str) -> str:
         """The address of all taps along the last axis: in place, or copied where some are outside."""

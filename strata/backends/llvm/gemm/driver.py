@@ -82,7 +82,7 @@ class GemmDriver:
         self.packed_k = f.add(f.round_down(f.add(self.k, group - 1), group), self.arithmetic.head)
         self.b_elements = f.mul(self.packed_k, f.round_down(f.add(self.n, spec.lanes - 1), spec.lanes))
         self.chunk_panels: Value = self.number["chunk_panels"] if spec.is_open else spec.chunk_panels
-        self.column_blocks = self._ceil(self.n, f.mul(self.chunk_panels, spec.panel_columns))
+        self.column_blocks = self.f.ceil_div(self.n, f.mul(self.chunk_panels, spec.panel_columns))
         self.row_blocks = self._row_blocks()
         self.block_rows = self._block_rows()
         self.block_length, self.blocks = self._k_blocks()
@@ -124,15 +124,12 @@ class GemmDriver:
     def _argument(self, name: str) -> str:
         return self.f.load("i64", self.f.address("i64", "%args", self.spec.slot(name)), 8)
 
-    def _ceil(self, value: Value, unit: Value) -> Value:
-        return self.f.op(f"udiv i64 {self.f.add(value, self.f.sub(unit, 1))}, {unit}")
-
     def _k_blocks(self) -> tuple[Value, Value]:
         """Blocks of k of nearly equal length; one block of no products when k is 0."""
         f, spec = self.f, self.spec
         if not spec.k_block:
             return self.k, 1
-        count = f.smax(self._ceil(self.k, spec.k_block), 1)
+        count = f.smax(self.f.ceil_div(self.k, spec.k_block), 1)
         if spec.parts_of_block:
             return spec.k_block, count
         unit = spec.blocks.terms if spec.blocks is not None else 8  # k_block is a multiple of it
@@ -141,7 +138,7 @@ class GemmDriver:
 
     def _row_blocks(self) -> Value:
         """As `spec.row_blocks` says."""
-        f, count = self.f, self._ceil(self.m, self.spec.chunk_rows)
+        f, count = self.f, self.f.ceil_div(self.m, self.spec.chunk_rows)
         if not self.spec.is_open:
             return count
         is_several, is_few = f.compare("ugt", "i64", count, 1), f.compare("ule", "i64", count, FEW_CHUNKS)
@@ -155,7 +152,7 @@ class GemmDriver:
             return spec.chunk_rows
         count, height = f.smax(self.row_blocks, 1), spec.heights[0]
         rows = f.op(f"udiv i64 {f.sub(f.add(self.m, count), 1)}, {count}")
-        return f.smin(f.mul(self._ceil(rows, height), height), spec.chunk_rows)
+        return f.smin(f.mul(self.f.ceil_div(rows, height), height), spec.chunk_rows)
 
     def _decode(self, index: str, joined: Value = 1) -> Chunk:
         f, spec, number = self.f, self.spec, self.number
@@ -314,7 +311,7 @@ class GemmDriver:
         where B is read in rows, its last vector ends with the row."""
         f, spec = self.f, self.spec
         is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
-        vectors = f.select("i64", is_tail, self._ceil(chunk.tail, spec.lanes), spec.vectors)
+        vectors = f.select("i64", is_tail, self.f.ceil_div(chunk.tail, spec.lanes), spec.vectors)
         columns = f.select("i64", is_tail, chunk.tail, spec.panel_columns)
         spare: Value = 0
         if spec.b_rows:

@@ -348,7 +348,7 @@ class Micro:
         if group > 1:
             left = f.sub(high, f.mul(end, group))
             start = list(zip(types, values, strict=True))
-            last = f.add(end, f.op(f"udiv i64 {f.add(left, group - 1)}, {group}"))
+            last = f.add(end, f.ceil_div(left, group))
             values = f.loop(end, last, 1, start, lambda i, carried: body(i, carried, 1, left))
         return values
 

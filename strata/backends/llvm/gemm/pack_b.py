@@ -114,7 +114,7 @@ def emit_pack_b(module: IrModule, panels: Panels, name: str | None = None, load:
     real_n, real_k = f.mul(n, panels.parts), f.mul(k, panels.parts)
     size = panels.packed.itemsize
     whole_k = f.round_down(f.add(real_k, panels.group - 1), panels.group)
-    per_batch = f.op(f"udiv i64 {f.add(real_n, panels.columns - 1)}, {panels.columns}")
+    per_batch = f.ceil_div(real_n, panels.columns)
 
     def chunk(index: str, _: list[str]) -> None:
         batch, panel = f.divided(index, per_batch)
@@ -167,7 +167,7 @@ def pack_panel(
 def _write_head(f: IrFunction, panels: Panels, base: str, width: Value, k: Value) -> None:
     """What the sums of a packed panel's columns start at."""
     arithmetic = GemmArithmetic(panels.packed, panels.packed, i32, panels.target)
-    steps = f.op(f"udiv i64 {f.add(k, panels.group - 1)}, {panels.group}")
+    steps = f.ceil_div(k, panels.group)
     step_bytes = f.mul(width, panels.group)
 
     def one(at: str, _: list[str]) -> None:

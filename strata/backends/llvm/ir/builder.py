@@ -247,6 +247,10 @@ class IrFunction:
         quotient = self.op(f"udiv i64 {value}, {by}")
         return quotient, self.sub(value, self.mul(quotient, by))
 
+    def ceil_div(self, value: Value, by: Value) -> str:
+        """The quotient of numbers that are not negative, rounded up."""
+        return self.op(f"udiv i64 {self.add(value, self.sub(by, 1))}, {by}")
+
     def digits(self, number: Value, sizes: Sequence[Value]) -> list[Value]:
         """The number of an element as its place along each axis, the last one fastest; before them, what is left."""
         places: list[Value] = []
@@ -350,6 +354,10 @@ class IrFunction:
     def binary(self, operation: str, type_: str, a: Value, b: Value) -> str:
         """One instruction with two operands of one type: `fadd`, `mul nsw`, `lshr`…"""
         return self.op(f"{operation} {type_} {a}, {b}")
+
+    def both(self, a: str, b: str) -> str:
+        """Whether two conditions hold, of which the first may be none."""
+        return b if a == "true" else self.binary("and", "i1", a, b)
 
     def compare(self, predicate: str, type_: str, a: Value, b: Value) -> str:
         """`olt`-like predicates compare floats, `slt`-like ones integers and pointers."""
