@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Unpack
 
 from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, in_blocks, plan_convolution
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, put_vector
-from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, for_rows
+from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, EpilogueFields, for_rows
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
@@ -62,9 +63,7 @@ def plan_beside(
     fill: int = 0,
     width: int | None = None,
     m_exact: bool = False,
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Convolution:
     """As plan_convolution, for `channels` and `outputs` of one group; `pixel` is the distance of a pixel of x to the
     next where it is known. In the arguments, b is the weights, n the outputs
@@ -72,7 +71,7 @@ def plan_beside(
     columns = groups * outputs
     spec = plan_convolution(
         pixels, columns, channels, window, target, dtype=dtype, weights=weights, out=out, fill=fill, width=width,
-        epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+        **ending,
     )  # fmt: skip
     whole = -(-columns // spec.product.lanes)
     most = min(PANEL if channels == 1 else WIDE_PANEL, whole)

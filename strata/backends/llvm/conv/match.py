@@ -25,7 +25,7 @@ from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.match import FinishedSums, Slot, ceil_div, planned, template_slots
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
-from strata.backends.llvm.gemm.spec import Contraction
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
 from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
@@ -122,6 +122,16 @@ class ConvKernel:
     def slots(self, spec: Contraction, numbers: dict[str, Dim]) -> list[Slot]:
         """(kind, value) of each slot of a template, given its numbers."""
         return template_slots(spec, self.kernel, numbers, self.x.place, ("packed", ""), (self.out.name, 0))
+
+    @property
+    def ending(self) -> EpilogueFields:
+        """What the planner of a template is told of the epilogue."""
+        text, pointers = "", []
+        if self.epilogue is not None:
+            text = repr(self.epilogue.stores[0].value)
+            pointers = [f"p_{b.name}" for b in self.epilogue.inputs if b.name != SUMS]
+        numbers = tuple(f"size_{i}" for i in range(len(self.kernel.symbols())))
+        return {"epilogue": text, "epilogue_pointers": tuple(pointers), "epilogue_numbers": numbers}
 
     @property
     def window(self) -> ConvWindow:
@@ -297,16 +307,10 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target, *, win
         return None
     if found.epilogue is not None and not _has_columns(found):
         return None
-    pointers: tuple[str, ...] = ()
-    numbers, text = tuple(f"size_{i}" for i in range(len(found.kernel.symbols()))), ""
-    if found.epilogue is not None:
-        pointers = tuple(f"p_{b.name}" for b in found.epilogue.inputs if b.name != SUMS)
-        text = repr(found.epilogue.stores[0].value)
     width = found.counts[-1]
     fields: dict[str, Any] = {
         "dtype": found.x.dtype, "out": found.out.dtype, "width": width if isinstance(width, int) else None,
-        "m_exact": isinstance(found.pixels, int), "epilogue": text, "epilogue_pointers": pointers,
-        "epilogue_numbers": numbers,
+        "m_exact": isinstance(found.pixels, int), **found.ending,
     }  # fmt: skip
     pixels = planned(found.pixels)
     target = _with_fitting_vectors(found, target)

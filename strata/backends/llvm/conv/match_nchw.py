@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from strata.backends.llvm.conv.match import SUMS, ConvEpilogue, ConvKernel, SlidingPlan, find_sliding
+from strata.backends.llvm.conv.match import ConvEpilogue, ConvKernel, SlidingPlan, find_sliding
 from strata.backends.llvm.conv.nchw import Border, Planes, emit_planes, plan_planes
 from strata.backends.llvm.conv.nchw_direct import Lines, emit_lines, plan_lines
 from strata.backends.llvm.conv.table import ConvWindow
@@ -82,21 +82,15 @@ def plan_planes_kernel(found: ConvKernel, name: str, target: Target) -> PlanesPl
         return None
     if not all(isinstance(s, int) for s in found.b.spacing.strides):
         return None
-    text, by_line = "", False
-    pointers: tuple[str, ...] = ()
+    by_line = False
     if found.epilogue is not None:
         axes = found.epilogue.stores[0].axes
         if not axes:
             return None
         by_line = divide_exactly(axes[-1].extent, dim_prod(found.out.shape[2:])) is None
-        pointers = tuple(f"p_{b.name}" for b in found.epilogue.inputs if b.name != SUMS)
-        text = repr(found.epilogue.stores[0].value)
     images, _, *counts = (planned(d) for d in found.out.shape)
     window = ConvWindow(tuple(kernel), found.op.stride, found.op.dilation, found.op.input_dilation)
-    fields: dict[str, Any] = {
-        "out": found.out.dtype, "epilogue": text, "epilogue_pointers": pointers,
-        "epilogue_numbers": tuple(f"size_{i}" for i in range(len(found.kernel.symbols()))),
-    }  # fmt: skip
+    fields: dict[str, Any] = {"out": found.out.dtype, **found.ending}
     groups = int(found.op.groups)
     if groups == 1:
         exact = isinstance(found.out.shape[-1], int)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Unpack
 
 from strata.backends.llvm.conv.lines import every, in_tiles, lanes_inside, seen
 from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import GemmArithmetic
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_vector
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
-from strata.backends.llvm.gemm.spec import Contraction, plan_contraction
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields, plan_contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector_constant
 from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
@@ -95,16 +95,11 @@ def plan_planes(
     out: DType = f32,
     by_line: bool = False,
     borders: tuple[Border, ...] = (),
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Planes:
     """For sizes, or for their upper bounds; `borders` where they are known."""
     height, width = counts
-    spec = plan_contraction(
-        outputs, height * width, channels * window.taps, target, out=out, epilogue=epilogue,
-        epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
-    )  # fmt: skip
+    spec = plan_contraction(outputs, height * width, channels * window.taps, target, out=out, **ending)
     spec = in_blocks(spec, channels, window)
     planes = max(1, min(CHUNK_SUMS // max(1, height * width), -(-images * outputs // FEWEST_CHUNKS)))
     even = next((h for h in range(LINES[0], LINES[0] // 2, -1) if height % h == 0), LINES[0])

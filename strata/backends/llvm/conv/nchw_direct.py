@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product as cartesian
 from math import prod
-from typing import Final
+from typing import Final, Unpack
 
 from strata.backends.llvm.conv.lines import every, lanes_inside
 from strata.backends.llvm.conv.nchw import PlaneDriver
@@ -21,7 +21,13 @@ from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import multiply_add
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
 from strata.backends.llvm.gemm.micro import TileSet
-from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, Contraction, plan_contraction, with_even_tiles
+from strata.backends.llvm.gemm.spec import (
+    SHORT_EPILOGUE,
+    Contraction,
+    EpilogueFields,
+    plan_contraction,
+    with_even_tiles,
+)
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
@@ -134,18 +140,13 @@ def plan_lines(
     *,
     width_exact: bool = False,
     out: DType = f32,
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Lines | None:
     """For counts, or for their upper bounds; None where lines would leave lanes idle.
 
     `width_exact` says that lines will have no other length: one may then end in half a vector."""
     *front, height, width = counts
-    spec = plan_contraction(
-        outputs, prod(counts), channels * window.taps, target, out=out, epilogue=epilogue,
-        epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
-    )  # fmt: skip
+    spec = plan_contraction(outputs, prod(counts), channels * window.taps, target, out=out, **ending)
     spec = in_blocks(spec, channels, window)
     lanes = spec.lanes
     unit = lanes // 2 if width_exact and target.splits_vectors else lanes

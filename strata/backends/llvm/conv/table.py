@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
-from typing import Final
+from typing import Final, Unpack
 
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
-from strata.backends.llvm.gemm.spec import Contraction, for_rows, plan_contraction, with_ending
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields, for_rows, plan_contraction, with_ending
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
@@ -143,9 +143,7 @@ def plan_convolution(
     fewest: int | None = None,
     m_exact: bool = False,
     n_exact: bool = True,
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Convolution:
     """`pixels` of the output, all images counted, or their upper bound; `outputs` and `channels` of one group.
 
@@ -157,7 +155,7 @@ def plan_convolution(
     """
     spec = plan_contraction(
         pixels, outputs, window.taps * channels, target, a=dtype, b=weights, out=out, batch=groups, batch_rank=1,
-        n_exact=n_exact, epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+        n_exact=n_exact, **ending,
     )  # fmt: skip
     spec = in_blocks(spec, channels, window)
     line = line_tiles(width, edges, window, spec.heights[0]) if width and edges and not fill and m_exact else ()

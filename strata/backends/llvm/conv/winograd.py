@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Unpack
 
 from strata.backends.llvm.conv.table import ConvWindow
 from strata.backends.llvm.gemm.driver import Chunk, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
 from strata.backends.llvm.gemm.micro import call_micro
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
-from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, for_rows, plan_contraction
+from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, EpilogueFields, for_rows, plan_contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
@@ -111,15 +111,10 @@ def plan_winograd(
     *,
     out: DType = f32,
     m_exact: bool = False,
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Winograd:
     """`tiles` of all images, or their upper bound; `m_exact` says that there will be no other number of them."""
-    spec = plan_contraction(
-        tiles, outputs, channels, target, out=out, n_exact=True, epilogue=epilogue, epilogue_pointers=epilogue_pointers,
-        epilogue_numbers=epilogue_numbers,
-    )  # fmt: skip
+    spec = plan_contraction(tiles, outputs, channels, target, out=out, n_exact=True, **ending)
     panels = max(1, -(-outputs // spec.panel_columns))
     most = max(1, PANEL_COLUMNS // spec.panel_columns)
     parts = -(-panels // most)
