@@ -1,15 +1,15 @@
-"""Matmuls of few rows with quantised blocks in Triton, at the bandwidth of memory: blocks are read as words.
+"""Quantised blocks in Triton by words: what few rows of x are multiplied with, at the bandwidth of memory.
 
-Each lane takes a run of the blocks of some rows of weights, reads their bytes as words, and reads x once for all of
-these rows. Numbers of up to eight bits become floats two at a time without being moved: once the other bits are
-cleared, each half of a word is an f16 whose exponent is zero. The elements of a run that share a scale are added up
-first and multiplied by it once.
+Every lane has a run of the blocks of some rows of weights, whose bytes it reads as words, and reads x once for all of
+these rows. Numbers of up to eight bits become floats two at a time, where they stand in their word: with the bits around
+them cleared, each half of it is an f16 without exponent. The elements of a run that share a scale are added up first, and are
+multiplied with it once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import gcd
 
 from strata.backends.triton.codegen.blocks import BlockShape, Part, digit_of
@@ -321,7 +321,7 @@ class WordTile:
         shift = self._once(f"(({at} & 3) << 3).to(tl.uint64)", "shift")
         loaded = [self._loaded(4, f"{begin} + {i}") for i in range(count)]
         loaded.append(self._loaded(4, f"{self._pointer(4)} + (({at} + 3) >> 2) + {count - 1}"))
-        pairs = pairwise(loaded)
+        pairs = zip(loaded, loaded[1:], strict=False)
         return [self._once(f"((({b}.to(tl.uint64) << 32) | {a}) >> {shift}).to(tl.uint32)", "word") for a, b in pairs]
 
     def _loaded(self, size: int, place: str) -> str:
