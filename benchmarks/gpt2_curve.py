@@ -16,34 +16,12 @@ from typing import Any
 import numpy as np
 
 import strata as st
-from benchmarks.gpu_models import GPT2, OnStrata, gpt2_loss, gpt2_weights
-from strata import ops
-from strata.core import DType, bf16, f32, i64
-from strata.mir import Graph, constant, pullback
+from benchmarks.gpu_models import GPT2, gpt2_step, gpt2_weights
+from strata.core import DType, bf16, f32
 
 BATCH, LENGTH = 2, 64
 KINDS = {"f32": f32, "bf16": bf16}
 ALPHABET = 2000  # of the vocabulary: words that a rule of so few batches can be learned for
-
-
-def step_graph(kind: DType, layers: int) -> Graph:
-    """The loss in `kind` over weights in f32, gradients, AdamW. Results are the loss, then each state as it is fed."""
-    width, count, vocabulary = (GPT2[name] for name in ("width", "count", "vocabulary"))
-    g = Graph("step")
-    ids, targets = (g.input(name, i64[BATCH, LENGTH]) for name in ("ids", "targets"))
-    shapes = gpt2_weights(LENGTH, layers, width, vocabulary)
-    weights = {name: g.input(name, f32[shape]) for name, shape in shapes.items()}
-    used = {name: ops.cast(value, kind) for name, value in weights.items()}
-    loss = gpt2_loss(OnStrata(), used, ids, targets, layers=layers, width=width, count=count)
-    slopes = pullback([loss], [constant(1.0, f32)], list(weights.values()))
-    results = [loss]
-    for (name, value), slope in zip(weights.items(), slopes, strict=True):
-        assert slope is not None, f"{name} has a gradient"
-        first, second = (g.input(f"{moment}_{name}", value.type) for moment in ("first", "second"))
-        first = first * 0.9 + slope * 0.1
-        second = second * 0.95 + slope * slope * 0.05
-        results += [value * (1 - 3e-4 * 0.1) - first / (ops.sqrt(second) + 1e-8) * 3e-4, first, second]
-    return g.outputs(*results)
 
 
 def start(layers: int) -> dict[str, np.ndarray]:
@@ -70,7 +48,7 @@ def batches(steps: int) -> Iterator[dict[str, np.ndarray]]:
 
 def train(device: str, kind: DType, steps: int, layers: int) -> dict[str, Any]:
     begin = time.perf_counter()
-    compiled = st.Session(device).compile(step_graph(kind, layers))
+    compiled = st.Session(device).compile(gpt2_step(BATCH, LENGTH, layers=layers, kind=kind))
     for at, (name, array) in enumerate(start(layers).items()):
         for n, (state, value) in enumerate(
             ((name, array), (f"first_{name}", np.zeros_like(array)), (f"second_{name}", np.zeros_like(array)))

@@ -271,7 +271,7 @@ GPT2 = {"layers": 12, "width": 768, "count": 12, "vocabulary": 50304}  # 124M, t
 
 
 def gpt2_loss(f: Any, w: dict[str, Any], ids: Any, targets: Any, *, layers: int, width: int, count: int) -> Any:
-    """The loss of GPT-2 over weights in bf16."""
+    """The loss of GPT-2 over weights of one type."""
     x = f.embedding(ids, w["tokens"]) + w["places"]
     for i in range(layers):
         y = f.linear(f.layer_norm(x, w[f"n1{i}"], w[f"n1_b{i}"]), w[f"qkv{i}"], w[f"qkv_b{i}"])
@@ -283,21 +283,21 @@ def gpt2_loss(f: Any, w: dict[str, Any], ids: Any, targets: Any, *, layers: int,
     return f.loss(f.linear(x, f.turned_over(w["tokens"])), targets)
 
 
-def gpt2_step(batch: int, length: int, *, layers: int = GPT2["layers"]) -> Graph:
-    """A training step of GPT-2 124M: the loss in bf16 over weights in f32, gradients, AdamW. Results are the loss, then
-    the new weights and both moments of each."""
+def gpt2_step(batch: int, length: int, *, layers: int = GPT2["layers"], kind: DType = bf16) -> Graph:
+    """A training step of GPT-2 124M: the loss in `kind` over weights in f32, gradients, AdamW. Results are the loss,
+    then the new weights and both moments of each."""
     width, count, vocabulary = (GPT2[name] for name in ("width", "count", "vocabulary"))
     g = Graph("step")
     ids, targets = (g.input(name, i64[batch, length]) for name in ("ids", "targets"))
     shapes = gpt2_weights(length, layers, width, vocabulary)
     weights = {name: g.input(name, f32[shape]) for name, shape in shapes.items()}
-    narrow = {name: ops.cast(value, bf16) for name, value in weights.items()}
-    loss = gpt2_loss(OnStrata(), narrow, ids, targets, layers=layers, width=width, count=count)
+    used = {name: ops.cast(value, kind) for name, value in weights.items()}
+    loss = gpt2_loss(OnStrata(), used, ids, targets, layers=layers, width=width, count=count)
     slopes = pullback([loss], [constant(1.0, f32)], list(weights.values()))
     results = [loss]
     for (name, value), slope in zip(weights.items(), slopes, strict=True):
         assert slope is not None, f"{name} has a gradient"
-        first, second = (g.input(f"{kind}_{name}", value.type) for kind in ("first", "second"))
+        first, second = (g.input(f"{moment}_{name}", value.type) for moment in ("first", "second"))
         first = first * 0.9 + slope * 0.1
         second = second * 0.95 + slope * slope * 0.05
         step = first / (ops.sqrt(second) + 1e-8) * 3e-4

@@ -1,7 +1,7 @@
-"""The short way into a program whose arguments are on the device: addresses are set, kernels are launched.
+"""Fast calls of programs whose arguments are on the device: addresses are set, kernels are launched.
 
-It is for plans of fixed sizes whose steps all run on the device. Everything that does not change is worked out when it
-is made; where something has changed, it says so by giving None, and the caller goes the long way.
+They are for plans of fixed sizes whose steps all run on the device. Everything that stays the same is prepared once; if
+something has changed, a fast call returns None, and the caller takes the general path.
 """
 
 from __future__ import annotations

@@ -53,12 +53,12 @@ class _Packed:
     def __init__(self, tensors: Tensors, settings: Mapping[str, Any], method: str) -> None:
         self.left, self.settings, self.method = dict(tensors), settings, method
         self.weights = self._weight_settings()
+        told = (settings, *self.weights)
         self.groups = tuple(
-            g for s in (settings, *self.weights) for g in (s.get("group_size"), s.get("q_group_size"))
-            if type(g) is int and g > 0
-        )  # fmt: skip
+            g for s in told for g in (s.get("group_size"), s.get("q_group_size")) if type(g) is int and g > 0
+        )
         self.squares = tuple(
-            (b[0], b[1]) for s in (settings, *self.weights) for b in (s.get("weight_block_size"), s.get("block_structure"))
+            (b[0], b[1]) for s in told for b in (s.get("weight_block_size"), s.get("block_structure"))
             if isinstance(b, list) and len(b) == 2 and all(type(x) is int and x > 0 for x in b)
         )  # fmt: skip
 

@@ -79,11 +79,15 @@ def rewritten(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
     done: dict[Expr, Expr] = {}
     for node in postorder(kernel.roots):
         done[node] = change(rebuild_with(node, done))
-    return with_nodes(kernel, done)
+    return with_roots(kernel, done)
 
 
 def with_nodes(kernel: Kernel, change: Mapping[Expr, Expr]) -> Kernel:
     """The kernel with other expressions in place of some; itself where they are the same."""
-    done = replaced(kernel.roots, change)
+    return with_roots(kernel, replaced(kernel.roots, change))
+
+
+def with_roots(kernel: Kernel, done: Mapping[Expr, Expr]) -> Kernel:
+    """The kernel with what its roots have become; itself where they are the same."""
     stores = tuple(s.rebuilt(done) for s in kernel.stores)
     return kernel if stores == kernel.stores else changed(kernel, stores=stores)

@@ -40,6 +40,7 @@ class Pass:
 
     name: ClassVar[str] = "?"
     keeps_signature: ClassVar[bool] = True  # else it does not run on graphs inside of ops
+    seeks: ClassVar[frozenset[str]] = frozenset()  # ops without which it does nothing; none: any graph
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         raise NotImplementedError
@@ -67,7 +68,8 @@ def run_passes(passes: Sequence[Pass], graph: Graph, ctx: PassContext) -> tuple[
     for one in passes:
         start = time.perf_counter()
         before = len(graph.nodes())
-        made = _applied(one, graph, ctx)
+        idle = one.seeks and not any(node.op.name in one.seeks for node in graph.nodes())
+        made = graph if idle else _applied(one, graph, ctx)
         if ctx.verify_each and made is not graph:
             verify(made, after=one.name)
             check_results(one, graph, made)

@@ -1,7 +1,7 @@
-"""Short work of other threads goes before the next step of an engine: requests that are read, answers that are written.
+"""An engine pauses briefly between steps so that other threads can read requests and write answers.
 
-All threads share an interpreter, and an engine that is never idle has most of it. A request goes through several
-threads, each of which would wait for its turn.
+All threads share one interpreter lock, and a busy engine holds it most of the time. A request passes through several
+threads, and would wait for the lock in each of them.
 """
 
 from __future__ import annotations

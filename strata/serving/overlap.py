@@ -1,9 +1,9 @@
-"""Steps on a device with memory of its own: the next one is asked for before the last one's tokens are read.
+"""Overlapped steps on a device: the next step is launched before the host has read the previous step's tokens.
 
-A request has tokens *ahead*: chosen by steps under way, and not known here. It goes on without them, as the device
-feeds them to the next step itself; when they come, what ended meanwhile is told so, and what was chosen beyond the end
-is dropped. Requests whose tokens only the host can choose (grammars, penalties, scores) get their rows of logits; then
-nothing is asked for ahead.
+A request has tokens *ahead*: the device has sampled them in steps that still run, and feeds them to the next step by
+itself, but the host does not know them yet. Once they are read, a request may turn out to have ended earlier; tokens
+beyond its end are dropped. If only the host can choose a request's tokens (grammars, penalties, scores), it gets the
+logits, and no step is launched ahead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Grammars of strangers are compiled first in a process of their own, which has a limit of time and of memory.
+"""Untrusted grammars are compiled in a separate process first, with limits on its time and memory.
 
 The library that follows grammars bounds most of what it does, but not all of it: schemas of a few hundred bytes, such
 as `allOf` with twenty patterns, keep it busy for minutes, and nothing can stop it in a thread. The process can be

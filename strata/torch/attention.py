@@ -1,7 +1,7 @@
-"""What attention's backward pass keeps of its forward pass: nothing of its output, sums and random numbers' state.
+"""What attention's backward pass keeps of its forward pass: neither its output, nor its sums, nor the random state.
 
-Our derivative makes again what it needs of them, so that the partition need not keep them; torch's own does need them,
-and gets them by a second forward pass where the op stays in torch after all.
+Strata's derivative recomputes what it needs, so the partition need not keep them. Torch's own backward pass does need
+them; if the op stays in torch after all, it gets them from a second forward pass.
 """
 
 from __future__ import annotations

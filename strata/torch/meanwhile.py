@@ -1,4 +1,4 @@
-"""A graph that torch runs while its program is compiled beside it: the first call does not wait."""
+"""Background compiles: torch runs a graph until its compiled program is ready, so that the first call does not wait."""
 
 from __future__ import annotations
 

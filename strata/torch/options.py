@@ -1,4 +1,4 @@
-"""TorchOptions of `torch.compile(..., backend="strata", options={...})`: those of a compile, and a few of this room."""
+"""TorchOptions of `torch.compile(..., backend="strata", options={...})`: those of a compile, and a few of their own."""
 
 from __future__ import annotations
 

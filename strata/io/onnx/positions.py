@@ -1,7 +1,7 @@
-"""Elements that graphs do not have, texts above all, are moved by their positions.
+"""Elements that graphs cannot hold, strings above all: ops that only move elements move their positions instead.
 
-A reader of an op that only moves elements is given whole numbers in their place, and those are looked up in what it
-makes of them. Position 0 is the empty element, which pads.
+The handler of such an op gets integers in place of the elements; its results are looked up afterwards. Position 0 is
+the empty element, which pads.
 """
 
 from __future__ import annotations

@@ -59,7 +59,6 @@ class HloOp:
     words: list[str] = field(default_factory=list)
     regions: list[HloRegion] = field(default_factory=list)
     types: list[HloType | None] = field(default_factory=list)
-    operand_types: list[HloType | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -356,7 +355,7 @@ class HloReader:
 
     def function_type(self, made: HloOp) -> None:
         self.take("(")
-        made.operand_types = self.listed(")", self.type)
+        self.listed(")", self.type)
         self.take("->")
         made.types = self.result_types()
 
@@ -442,7 +441,6 @@ class HloReader:
         while self.token == "," and self.tokens[self.at + 1][0] == "type":
             self.next()
             found.append(self.type())
-        made.operand_types = found
         made.types = self.result_types() if self.accept("->") else found
 
     def reduce(self, made: HloOp) -> None:

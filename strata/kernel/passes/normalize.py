@@ -33,7 +33,7 @@ from strata.kernel.ir import (
     size,
 )
 from strata.kernel.order import REGISTERS, alone, along, nested, order_of
-from strata.kernel.rewrite import load, rewritten, substitute_axes, with_nodes
+from strata.kernel.rewrite import load, rewritten, substitute_axes, with_roots
 
 _SMALLEST_SPLIT = 8  # an inner axis shorter than a vector is worse than division
 
@@ -98,7 +98,7 @@ def _substitute(
     kernel: Kernel, change: dict[Axis, Expr], rename: Callable[[tuple[Axis, ...]], tuple[Axis, ...]]
 ) -> Kernel:
     done = substitute_axes(kernel.roots, change)
-    moved = with_nodes(kernel, done)
+    moved = with_roots(kernel, done)
     return replace(moved, stores=tuple(replace(s, axes=rename(s.axes)) for s in moved.stores))
 
 

@@ -15,7 +15,7 @@ from strata.core import i64
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scan, apply, postorder
 from strata.kernel.order import REGISTERS, Machine, groups_of, order_of, written_out
 from strata.kernel.passes.normalize import sums_of_sums
-from strata.kernel.rewrite import rebuild_with, substitute_axes, with_nodes
+from strata.kernel.rewrite import rebuild_with, substitute_axes, with_roots
 
 JOINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "all": "and", "any": "or"}
 MOST_TERMS = 32
@@ -35,7 +35,7 @@ def unroll_windows(kernel: Kernel, machine: Machine) -> Kernel:
             done[node] = _written_out(done[node], order_of(node), machine)
             if len(postorder((done[node],))) > _MOST_NODES:
                 return kernel
-    return with_nodes(kernel, done)
+    return with_roots(kernel, done)
 
 
 def _is_short(node: Reduce) -> bool:

@@ -1,4 +1,4 @@
-"""Speech models that give a letter for each frame: CTC decoding, sound of any length in pieces that overlap."""
+"""Speech models with a letter for each frame: CTC decoding, and sound of any length in overlapping pieces."""
 
 from __future__ import annotations
 

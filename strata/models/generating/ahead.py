@@ -1,6 +1,6 @@
-"""Decode of one sequence on a device with memory of its own: what is chosen there is fed to the next step there.
+"""Decode of one sequence on a device: tokens are sampled there, and fed to the next step without a trip to the host.
 
-The next step is asked for before the last one's token is read, so the host's work hides behind the device's.
+The next step is launched before the previous token is read, so the host's work overlaps with the device's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choosing tokens from logits on a device: the likeliest one, or a draw by temperature, top-k, top-p and min-p.
+"""Sampling on a device: the likeliest token, or a draw by temperature, top-k, top-p and min-p.
 
 Draws are as `Sampler` has them, from the same random numbers: the first token at which the running sum of weights, in
 the order of tokens and in f64, exceeds a share of the sum of all. A device adds up in another order than the host,

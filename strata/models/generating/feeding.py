@@ -1,4 +1,4 @@
-"""Steps of a paged KV cache on a device with memory of its own: what was chosen there is fed to the next step there.
+"""Decode with a paged KV cache on a device: tokens are sampled there, and fed to the next step from there.
 
 The host sends token ids of prompts, positions and page tables, and gets the chosen tokens; logits stay on the device
 unless somebody asks for rows of them. Nothing waits for a step but who reads what it chose. So the next step can be

@@ -1,4 +1,4 @@
-"""A paged KV cache of many sequences: attention that reads its pages, and the rows of new tokens that enter them."""
+"""A paged KV cache of many sequences: attention that reads its pages, and the op that writes new tokens to them."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ class InlineScan(Pass):
     """Put the body of a scan whose length is 1 in its place; scans inside of the body too."""
 
     name: ClassVar[str] = "inline_scan"
+    seeks: ClassVar[frozenset[str]] = frozenset({"scan"})
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         while any(_is_single(n.op) for n in toposort(graph.results)):

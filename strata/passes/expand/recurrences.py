@@ -1,4 +1,4 @@
-"""Recurrences in as many steps as their length has bits: a step joins an element with what lies twice as far back."""
+"""Recurrences in log2(length) steps: each step joins an element with the one twice as far back."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ class FindAttention(Pass):
     """
 
     name: ClassVar[str] = "find_attention"
+    seeks: ClassVar[frozenset[str]] = frozenset({"softmax"})
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         return rewrite_each(graph, lambda value, uses: _found(value, uses, ctx), self.name)

@@ -17,6 +17,7 @@ class KeepLse(Pass):
     """Attention and its backward over the same inputs: the first leaves what the second would work out again."""
 
     name: ClassVar[str] = "keep_lse"
+    seeks: ClassVar[frozenset[str]] = frozenset({"attention_backward"})
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         nodes = graph.nodes()

@@ -22,6 +22,7 @@ class SeparatePools(Pass):
     """A pool over several axes as one pool an axis: maxima and minima stay the same, sums round otherwise."""
 
     name: ClassVar[str] = "separate_pools"
+    seeks: ClassVar[frozenset[str]] = frozenset({"pool_max", "pool_min", "pool_sum"})
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         names = ("pool_max", "pool_min") if ctx.exact else ("pool_max", "pool_min", "pool_sum")

@@ -98,6 +98,7 @@ class SplitBarriers(Pass):
     """A barrier over several values becomes a fence for each: what lies behind is still apart, without copies."""
 
     name: ClassVar[str] = "split_barriers"
+    seeks: ClassVar[frozenset[str]] = frozenset({"barrier"})
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         return rewrite(graph, self._split, self.name)

@@ -1,4 +1,4 @@
-"""Machine code that is made when a program first runs: a compiled graph that costs a plan until then."""
+"""Lazy code generation: machine code is made when a program first runs; until then it costs a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts of a mixture while a compiled graph runs: which were asked for, and how many of them were in memory."""
+"""Expert statistics of a running graph: which experts were asked for, and how many of them were in memory."""
 
 from __future__ import annotations
 

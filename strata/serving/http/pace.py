@@ -1,4 +1,4 @@
-"""Large requests have a share of the time: one is read at a time, and then the others have theirs."""
+"""Pacing of large requests: one is read at a time, and other requests have their turn before the next."""
 
 from __future__ import annotations
 

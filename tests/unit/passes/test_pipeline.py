@@ -11,6 +11,7 @@ from strata.passes import (
     DropUnused,
     FusionLimits,
     LowerControlFlow,
+    Pass,
     PassChoices,
     PassContext,
     Precision,
@@ -194,3 +195,18 @@ def test_casts_are_shared():
     x, w, v = g.input("x", f32[3, 4]), g.param("w", f32[4, 4]), g.param("v", f32[4, 4])
     after, _ = run_passes([Precision("mixed_bf16")], g.outputs(x @ w, x @ v), PassContext())
     assert sum(n.op.name == "cast" and n.inputs[0].same_as(x) for n in after.nodes()) == 1
+
+
+class _Never(Pass):
+    seeks = frozenset({"softmax"})
+
+    def run(self, graph: Graph, ctx: PassContext) -> Graph:
+        raise AssertionError("there is no softmax")
+
+
+def test_a_pass_is_left_out_where_the_ops_that_it_seeks_are_not():
+    g = Graph("g")
+    g.outputs(g.input("x", f32[3]).exp())
+    made, (record,) = run_passes([_Never()], g, PassContext())
+    assert made is g
+    assert not record.changed

@@ -20,6 +20,7 @@ from strata.backends.llvm.attention.form import AttentionSpec, pack_matrix
 from strata.backends.llvm.attention.rows import RowScores
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
+from strata.backends.llvm.ir.native import template
 from strata.backends.llvm.math import exponentials
 
 _POINTERS: Final = ("q", "k", "v", "dy", "dq", "dk", "dv", "work", "mask", "offset")
@@ -58,10 +59,9 @@ def work_size(spec: AttentionSpec, keys: int, parts: int, batch: int) -> int:
 def emit_backward(module: IrModule, spec: AttentionSpec, name: str = "slopes") -> tuple[str, str]:
     """Adds both kernels; they take the same arguments."""
     assert can_go_back(spec)
-    parameters = [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")]
     bodies: dict[str, Callable[[_Backward, str], None]] = {name: _Backward.chunk, f"{name}_sum": _Backward.add_parts}
     for function, body in bodies.items():
-        f = module.function(function, parameters)
+        f = template(module, function)
         backward = _Backward(f, spec)
         f.loop("%begin", "%end", 1, [], lambda i, _, body=body, backward=backward: body(backward, i))  # type: ignore[misc]
         f.ret()
@@ -96,25 +96,23 @@ class _Backward(RowScores):
 
     def chunk(self, index: str) -> None:
         f, spec, number = self.f, self.spec, self.number
-        kv = f.op(f"udiv i64 {index}, {number['parts']}")
-        part = f.sub(index, f.mul(kv, number["parts"]))
-        batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
-        kv_head = f.sub(kv, f.mul(batch, spec.kv_heads))
+        kv, part = f.divided(index, number["parts"])
+        batch, kv_head = f.divided(kv, spec.kv_heads)
         memory = self._memory(index)
         k, v = self.at("k", batch, kv_head), self.at("v", batch, kv_head)
         pack_matrix(f, spec.panels, k, memory["k_scoring"], self.keys, spec.head_dim, 1, number["k_row"])
         pack_matrix(f, spec.panels, v, memory["v_scoring"], self.keys, spec.value_dim, 1, number["v_row"])
         pack_matrix(f, spec.panels, k, memory["k_mixing"], spec.head_dim, self.keys, number["k_row"], 1)
-        self._clear(memory["dk"], f.mul(self.keys, self.d_columns))
-        self._clear(memory["dv"], f.mul(self.keys, spec.value_columns))
-        blocks = f.op(f"udiv i64 {f.add(number['queries'], spec.query_rows - 1)}, {spec.query_rows}")
+        f.fill(self.type, memory["dk"], f.mul(self.keys, self.d_columns), "zeroinitializer")
+        f.fill(self.type, memory["dv"], f.mul(self.keys, spec.value_columns), "zeroinitializer")
+        blocks = f.ceil_div(number["queries"], spec.query_rows)
         tasks = f.mul(blocks, spec.shared_by)
         first = f.op(f"udiv i64 {f.mul(part, tasks)}, {number['parts']}")
         last = f.op(f"udiv i64 {f.mul(f.add(part, 1), tasks)}, {number['parts']}")
 
         def task(at: str, _: list[str]) -> None:
-            local = f.op(f"udiv i64 {at}, {blocks}")
-            row = f.mul(f.sub(at, f.mul(local, blocks)), spec.query_rows)
+            local, block = f.divided(at, blocks)
+            row = f.mul(block, spec.query_rows)
             self._query_block(batch, f.add(f.mul(kv_head, spec.shared_by), local), row, memory)
 
         f.loop(first, last, 1, [], task)
@@ -123,11 +121,6 @@ class _Backward(RowScores):
         f = self.f
         base = f.address(self.element, self.pointer["work"], f.mul(index, self.chunk_size))
         return {part: f.address(self.element, base, place) for part, place in self.places.items()}
-
-    def _clear(self, to: str, count: Value) -> None:
-        f = self.f
-        f.loop(0, count, self.spec.lanes, [], lambda i, _: f.store(
-            self.type, "zeroinitializer", f.address(self.element, to, i), self.size))  # fmt: skip
 
     def _query_block(self, batch: Value, head: Value, first: Value, memory: dict[str, str]) -> None:
         f, spec, number = self.f, self.spec, self.number
@@ -209,7 +202,7 @@ class _Backward(RowScores):
                 f.store(self.element, constant(self.element, value), f.address(self.element, cells, i), self.size)
 
         f.loop(0, rows, 1, [], one)
-        self._clear(self.sums, f.mul(rows, self.d_columns))
+        f.fill(self.type, self.sums, f.mul(rows, self.d_columns), "zeroinitializer")
 
     # one row of scores
 
@@ -314,8 +307,7 @@ class _Backward(RowScores):
     def add_parts(self, kv: str) -> None:
         """dK and dV of a key head."""
         f, spec, number = self.f, self.spec, self.number
-        batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
-        head = f.sub(kv, f.mul(batch, spec.kv_heads))
+        batch, head = f.divided(kv, spec.kv_heads)
         memory = self._memory(f.mul(kv, number["parts"]))
         for which, dim in (("dk", spec.head_dim), ("dv", spec.value_dim)):
             out = self.at(which, batch, head)

@@ -48,11 +48,10 @@ class QueryBlock(Attend):
 
     def chunk(self, index: str) -> None:
         f, spec, number = self.f, self.spec, self.number
-        blocks = f.op(f"udiv i64 {f.add(number['queries'], spec.query_rows - 1)}, {spec.query_rows}")
-        flat = f.op(f"udiv i64 {index}, {blocks}")
-        first = f.mul(f.sub(index, f.mul(flat, blocks)), spec.query_rows)
-        batch = f.op(f"udiv i64 {flat}, {spec.num_heads}")
-        head = f.sub(flat, f.mul(batch, spec.num_heads))
+        blocks = f.ceil_div(number["queries"], spec.query_rows)
+        flat, block = f.divided(index, blocks)
+        first = f.mul(block, spec.query_rows)
+        batch, head = f.divided(flat, spec.num_heads)
         shared = f.op(f"udiv i64 {head}, {spec.num_heads // spec.kv_heads}")
         rows = f.smin(f.sub(number["queries"], first), spec.query_rows)
         position = f.add(first, self._shift(batch))  # of the first row
@@ -262,7 +261,7 @@ class QueryBlock(Attend):
         if spec.window is None:
             return 0, high
         old = f.smax(0, f.sub(f.add(position, spec.query_rows - 1 - spec.window), start))  # and those before this one
-        low = f.mul(f.op(f"udiv i64 {f.add(old, height - 1)}, {height}"), height)
+        low = f.mul(f.ceil_div(old, height), height)
         return f.smin(low, high), high
 
     def _kept_keys(self, position: Value, rows: Value, start: Value, count: Value) -> Value:

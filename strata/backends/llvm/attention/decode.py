@@ -18,7 +18,7 @@ from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.micro import Micro, RegisterTile, call_micro
 from strata.backends.llvm.gemm.pack_b import transpose
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
-from strata.backends.llvm.ir.native import each_point
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.math import exponentials
 
@@ -39,7 +39,7 @@ def part_elements(spec: AttentionSpec) -> int:
 
 def emit_merge(module: IrModule, spec: AttentionSpec, name: str = "merge") -> str:
     """Adds the kernel that adds segments up, with the arguments of the decode; `work` is what they left."""
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     decode = Decode(f, spec)
     each_point(f, lambda item, _: decode.merge(item))
     return name
@@ -70,7 +70,7 @@ class Decode(RowScores):
         return batch, kv_head, f.mul(kv_head, spec.shared_by), f.sub(item, f.mul(kv, queries))
 
     def _segments(self) -> Value:
-        return self.f.op(f"udiv i64 {self.f.add(self.keys, self.spec.segment - 1)}, {self.spec.segment}")
+        return self.f.ceil_div(self.keys, self.spec.segment)
 
     def _left(self, item: Value, segment: Value, row: Value) -> str:
         """Where a segment leaves what it found for a row."""

@@ -326,7 +326,7 @@ class Attend(Arguments):
 
         def one(column: str, _: list[str]) -> None:
             left = f.sub(count, column)
-            vectors = f.op(f"udiv i64 {f.add(f.smin(left, columns), lanes - 1)}, {lanes}")
+            vectors = f.ceil_div(f.smin(left, columns), lanes)
             body(column, vectors)
 
         f.loop(0, count, columns, [], one)

@@ -6,19 +6,18 @@ from strata.backends.llvm.attention.blocks import QueryBlock
 from strata.backends.llvm.attention.decode import emit_decode
 from strata.backends.llvm.attention.form import Arguments, AttentionSpec, pack_matrix
 from strata.backends.llvm.ir.builder import IrModule
-from strata.backends.llvm.ir.native import each_point
+from strata.backends.llvm.ir.native import each_point, template
 
 
 def emit_attention(module: IrModule, spec: AttentionSpec, name: str = "attend") -> tuple[str, str]:
     """Adds both kernels, with the same arguments; returns the names of pack, "" where nothing is packed, and attend."""
-    parameters = [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")]
     if spec.decode:
-        return "", emit_decode(module.function(name, parameters), spec)
+        return "", emit_decode(template(module, name), spec)
     if spec.packs_values:
-        f = module.function(f"{name}_pack", parameters)
+        f = template(module, f"{name}_pack")
         packer = Arguments(f, spec)
         each_point(f, lambda chunk, _: _pack_values(packer, chunk))
-    f = module.function(name, parameters)
+    f = template(module, name)
     block = QueryBlock(f, spec)
     each_point(f, lambda chunk, _: block.chunk(chunk))
     return f"{name}_pack" if spec.packs_values else "", name
@@ -27,6 +26,5 @@ def emit_attention(module: IrModule, spec: AttentionSpec, name: str = "attend") 
 def _pack_values(arguments: Arguments, kv: str) -> None:
     """The values of a key head as panels over the keys."""
     f, spec, number = arguments.f, arguments.spec, arguments.number
-    batch = f.op(f"udiv i64 {kv}, {spec.kv_heads}")
-    v = arguments.at("v", batch, f.sub(kv, f.mul(batch, spec.kv_heads)))
+    v = arguments.at("v", *f.divided(kv, spec.kv_heads))
     pack_matrix(f, spec.panels, v, arguments.packed_values(kv), spec.value_dim, arguments.keys, number["v_row"], 1)

@@ -12,7 +12,7 @@ from typing import Final
 from strata.backends.llvm.attention.decode import Decode
 from strata.backends.llvm.attention.form import SLOTS, AttentionSpec
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, vector
-from strata.backends.llvm.ir.native import arguments, copy, each_point, kernel, while_loop
+from strata.backends.llvm.ir.native import arguments, copy, each_point, kernel, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 
 _AT: Final = SLOTS.index("batch")
@@ -123,13 +123,13 @@ def unpack_row(f: IrFunction, spec: AttentionSpec, to: str, source: str, scale: 
 
 
 def emit_paged_decode(module: IrModule, spec: AttentionSpec, page: int, name: str, *, packed: bool) -> None:
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     decode = PagedDecode(f, spec, page, packed=packed)
     each_point(f, lambda chunk, _: decode.chunk(chunk))
 
 
 def emit_paged_merge(module: IrModule, spec: AttentionSpec, page: int, name: str) -> None:
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     decode = PagedDecode(f, spec, page, packed=False)  # what is merged is no page
     each_point(f, lambda item, _: decode.merge(item))
 
@@ -146,8 +146,8 @@ def emit_collect(module: IrModule, spec: AttentionSpec, name: str, *, packed: bo
     element, size = memory_type(spec.dtype), spec.dtype.itemsize
 
     def one(point: str, _: list[str]) -> None:
-        batch = f.op(f"udiv i64 {point}, {mine}")
-        first = f.mul(f.sub(point, f.mul(batch, mine)), page)  # row of the sequence
+        batch, local = f.divided(point, mine)
+        first = f.mul(local, page)  # row of the sequence
         place = f.address(element, to, f.mul(f.mul(point, page), width))
         before = f.smax(f.load("i64", f.address("i64", past, batch), 8), 0)
         old = f.smin(f.smax(f.sub(before, first), 0), page)

@@ -34,9 +34,7 @@ class RowScores(Attend):
             f.store(self.element, constant(self.element, 0), f.address(self.element, self.totals, i), self.size)
 
         f.loop(0, rows, 1, [], one)
-        end = f.mul(rows, spec.value_columns)
-        f.loop(0, end, spec.lanes, [], lambda i, _: f.store(
-            self.type, "zeroinitializer", f.address(self.element, self.sums, i), self.size))  # fmt: skip
+        f.fill(self.type, self.sums, f.mul(rows, spec.value_columns), "zeroinitializer")
 
     def _has_lost_row(self, rows: Value) -> str:
         """Whether some row kept no key so far."""

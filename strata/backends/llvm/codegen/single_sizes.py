@@ -1,4 +1,4 @@
-"""Sums whose order is another where a symbolic size turns out to be 1, or small: broadcasts and slices then do nothing.
+"""Sums whose order changes when a symbolic size turns out to be 1, or small: broadcasts and slices then do nothing.
 
     x[n, 5] * y[1, 5], summed over both     rows of the second axis, for each of the first, which y does not have
     the same where n is 1                   one row: what is multiplied has one shape

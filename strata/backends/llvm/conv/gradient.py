@@ -22,7 +22,7 @@ from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.micro import Micro, RegisterTile, call_micro
 from strata.backends.llvm.gemm.pack_b import Panels, pack_panel
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
-from strata.backends.llvm.ir.native import kernel, numbers
+from strata.backends.llvm.ir.native import each_point, fill_zero, kernel, numbers
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, TensorType, bf16, f16, f32, f64
@@ -193,8 +193,7 @@ class Gradient:
 
             f.loop(begin, end, self.block, [], block)
 
-        f.loop("%begin", "%end", 1, [], point)
-        f.ret()
+        each_point(f, point)
 
     def _products(
         self, f: IrFunction, height: int, tile: str, packed: str, length: Value, to: str, resume: Value
@@ -357,8 +356,7 @@ class Gradient:
             some(lanes, 0, whole)
             some(1, whole, self.columns)
 
-        f.loop("%begin", "%end", 1, [], point)
-        f.ret()
+        each_point(f, point)
 
     # calls
 
@@ -430,5 +428,5 @@ def _emit_nothing(module: IrModule, gradient: Gradient) -> None:
     f = kernel(module, "nothing")
     out = gradient.geometry.arguments(f).pointer("out")
     count = gradient.rows * gradient.outputs * gradient.groups * gradient.dtype.itemsize
-    f.call("void", "llvm.memset.p0.i64", ("ptr", out), ("i8", 0), ("i64", count), ("i1", "false"))
+    fill_zero(f, out, count)
     f.ret()

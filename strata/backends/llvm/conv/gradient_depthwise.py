@@ -11,7 +11,7 @@ from math import prod
 from strata.backends.llvm.conv.gradient_pixels import PixelGeometry, Pixels
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.ir.builder import IrModule, Value
-from strata.backends.llvm.ir.native import kernel
+from strata.backends.llvm.ir.native import each_point, kernel
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target
 
@@ -51,8 +51,7 @@ class _Sums:
                 mask = f.mask_below(lanes, f.sub(self.channels, channel))
                 f.if_(full, lambda: all_taps(None), lambda: all_taps(mask))
 
-        f.loop("%begin", "%end", 1, [], point)
-        f.ret()
+        each_point(f, point)
 
     def _taps(self, part: Value, channel: Value, begin: Value, length: Value, mask: str | None) -> None:
         f, kernel_ = self.f, self.geometry.kernel

@@ -40,12 +40,7 @@ class PixelGeometry:
 
     def taps(self, f: IrFunction, flat: Value, axes: int) -> list[Value]:
         """The position of a tap, counted row-major over the first axes of the kernel."""
-        found: list[Value] = []
-        for size in reversed(self.kernel[:axes]):
-            outer = f.op(f"udiv i64 {flat}, {size}")
-            found.insert(0, f.sub(flat, f.mul(outer, size)))
-            flat = outer
-        return found
+        return f.digits(flat, self.kernel[:axes])[1:]
 
 
 class Pixels:
@@ -71,14 +66,7 @@ class Pixels:
 
     def decode(self, flat: Value) -> list[Value]:
         """Image and position in every axis of an output pixel."""
-        f = self.f
-        found: list[Value] = []
-        for axis in reversed(range(self.geometry.rank)):
-            count = self.number(f"count{axis}")
-            outer = f.op(f"udiv i64 {flat}, {count}")
-            found.insert(0, f.sub(flat, f.mul(outer, count)))
-            flat = outer
-        return [flat, *found]
+        return self.f.digits(flat, [self.number(f"count{axis}") for axis in range(self.geometry.rank)])
 
     def next_line(self, at: list[Value]) -> list[Value]:
         """The start of the line behind the one that `at` (image, position) is in."""
@@ -122,7 +110,7 @@ class Pixels:
             size = self.number(f"size{axis}")
             place = f.add(f.mul(at, self.geometry.stride[axis]), self.offset(taps[axis], axis))
             is_in = f.compare("ult", "i64", place, size)
-            inside = is_in if inside == "true" else f.binary("and", "i1", inside, is_in)
+            inside = f.both(inside, is_in)
             line = f.add(f.mul(line, size), place)
         return inside, f.mul(line, self.number(f"size{self.geometry.rank - 1}"))
 

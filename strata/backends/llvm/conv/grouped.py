@@ -13,16 +13,16 @@ from zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
 from math import prod
+from typing import Unpack
 
 from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow, in_blocks, plan_convolution
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
-from strata.backends.llvm.gemm.epilogue import Epilogue, Site, finished
-from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, for_rows
+from strata.backends.llvm.gemm.epilogue import Epilogue, Site, put_vector
+from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, EpilogueFields, for_rows
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
-from strata.backends.llvm.ir.native import while_loop
+from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 
@@ -63,9 +63,7 @@ def plan_beside(
     fill: int = 0,
     width: int | None = None,
     m_exact: bool = False,
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Convolution:
     """As plan_convolution, for `channels` and `outputs` of one group; `pixel` is the distance of a pixel of x to the
     next where it is known. In the arguments, b is the weights, n the outputs
@@ -73,7 +71,7 @@ def plan_beside(
     columns = groups * outputs
     spec = plan_convolution(
         pixels, columns, channels, window, target, dtype=dtype, weights=weights, out=out, fill=fill, width=width,
-        epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+        **ending,
     )  # fmt: skip
     whole = -(-columns // spec.product.lanes)
     most = min(PANEL if channels == 1 else WIDE_PANEL, whole)
@@ -96,10 +94,9 @@ def plan_beside(
 def emit_beside(module: IrModule, spec: Convolution, epilogue: Epilogue | None = None, name: str | None = None) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"beside_{spec.product.name}"
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = _BesideDriver(f, spec, name, epilogue)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
 
 
@@ -124,11 +121,11 @@ class _BesideDriver(ConvDriver):
         def tile(carried: list[str]) -> list[Value]:
             row, *at = carried
             left = f.smin(f.sub(chunk.rows, row), f.sub(width, at[-1]))
-            height = self._by_height(left, "i64", spec.heights)
+            height = self.row_tiles.by_height(f, left, "i64", spec.heights)
             *corners, first = self._corners(list(at[1:]))
             self._lines(chunk, at[0], corners)
             f.call_address(
-                "void", self._by_height(left, "ptr", kernels), ("ptr", "%args"), ("ptr", self.table),
+                "void", self.row_tiles.by_height(f, left, "ptr", kernels), ("ptr", "%args"), ("ptr", self.table),
                 ("ptr", self.zeros), ("i64", first), ("i64", f.add(chunk.row, row)), ("i64", column), ("i64", columns),
             )  # fmt: skip
             return [f.add(row, height), *self._pixels_on(list(at), height)]
@@ -146,13 +143,7 @@ class _BesideDriver(ConvDriver):
         f = self.f
         base = f.address(self.element, chunk.a, f.mul(image, self.number["x_image"]))
         offsets = [self._axis_offsets(axis, corner) for axis, corner in enumerate(corners)]
-        for index, position in enumerate(product(*(range(len(o)) for o in offsets))):
-            inside = "true"
-            offset: Value = 0
-            for axis, tap in enumerate(position):
-                is_in, part = offsets[axis][tap]
-                inside = is_in if inside == "true" else f.binary("and", "i1", inside, is_in)
-                offset = f.add(offset, part)
+        for index, (inside, offset) in enumerate(self._places(offsets)):
             line = f.select("ptr", inside, f.address(self.element, base, offset), "null")
             f.store("ptr", line, f.address("ptr", self.table, index), 8)
 
@@ -379,8 +370,5 @@ class _Tile:
         f.loop(0, self.height, 1, [], one)
 
     def _put(self, value: str, pixel: Value, at: Value, mask: str | None) -> None:
-        f, spec = self.f, self.spec
-        row, column = f.add("%row", pixel), f.add("%column", at)
-        value = finished(self._site(row, column, mask), value, self.epilogue)
-        place = f.address(memory_type(spec.out), self.out, f.add(f.mul(row, self.number["out_row"]), column))
-        f.store(memory_type(spec.out, spec.lanes), value, place, spec.out.itemsize, mask)
+        site = self._site(self.f.add("%row", pixel), self.f.add("%column", at), mask)
+        put_vector(site, value, self.epilogue, self.out, self.number["out_row"])

@@ -25,8 +25,9 @@ from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.match import FinishedSums, Slot, ceil_div, planned, template_slots
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
-from strata.backends.llvm.gemm.spec import Contraction
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.backends.llvm.loops.values import Context
 from strata.config import config
@@ -121,6 +122,16 @@ class ConvKernel:
     def slots(self, spec: Contraction, numbers: dict[str, Dim]) -> list[Slot]:
         """(kind, value) of each slot of a template, given its numbers."""
         return template_slots(spec, self.kernel, numbers, self.x.place, ("packed", ""), (self.out.name, 0))
+
+    @property
+    def ending(self) -> EpilogueFields:
+        """What the planner of a template is told of the epilogue."""
+        text, pointers = "", []
+        if self.epilogue is not None:
+            text = repr(self.epilogue.stores[0].value)
+            pointers = [f"p_{b.name}" for b in self.epilogue.inputs if b.name != SUMS]
+        numbers = tuple(f"size_{i}" for i in range(len(self.kernel.symbols())))
+        return {"epilogue": text, "epilogue_pointers": tuple(pointers), "epilogue_numbers": numbers}
 
     @property
     def window(self) -> ConvWindow:
@@ -296,16 +307,10 @@ def plan_convolution_kernel(found: ConvKernel, name: str, target: Target, *, win
         return None
     if found.epilogue is not None and not _has_columns(found):
         return None
-    pointers: tuple[str, ...] = ()
-    numbers, text = tuple(f"size_{i}" for i in range(len(found.kernel.symbols()))), ""
-    if found.epilogue is not None:
-        pointers = tuple(f"p_{b.name}" for b in found.epilogue.inputs if b.name != SUMS)
-        text = repr(found.epilogue.stores[0].value)
     width = found.counts[-1]
     fields: dict[str, Any] = {
         "dtype": found.x.dtype, "out": found.out.dtype, "width": width if isinstance(width, int) else None,
-        "m_exact": isinstance(found.pixels, int), "epilogue": text, "epilogue_pointers": pointers,
-        "epilogue_numbers": numbers,
+        "m_exact": isinstance(found.pixels, int), **found.ending,
     }  # fmt: skip
     pixels = planned(found.pixels)
     target = _with_fitting_vectors(found, target)
@@ -444,7 +449,7 @@ def _emit_pack_lines(module: IrModule, plan: ConvPlan) -> None:
     """The packer for groups side by side: a line of outputs for each tap and channel of a group."""
     b, outputs = plan.matrix.b, int(plan.matrix.b.shape[-1])
     element, size = memory_type(b.dtype), b.dtype.itemsize
-    f = module.function(plan.pack_name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, plan.pack_name)
     source, packed = (f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index(s)), 8) for s in ("source", "packed"))
 
     def tap(k: str, _: list[str]) -> None:
@@ -457,8 +462,7 @@ def _emit_pack_lines(module: IrModule, plan: ConvPlan) -> None:
 
         f.loop(0, outputs, 1, [], one)
 
-    f.loop("%begin", "%end", 1, [], tap)
-    f.ret()
+    each_point(f, tap)
 
 
 def _has_columns(found: ConvKernel) -> bool:

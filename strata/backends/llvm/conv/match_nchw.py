@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from strata.backends.llvm.conv.match import SUMS, ConvEpilogue, ConvKernel, SlidingPlan, find_sliding
+from strata.backends.llvm.conv.match import ConvEpilogue, ConvKernel, SlidingPlan, find_sliding
 from strata.backends.llvm.conv.nchw import Border, Planes, emit_planes, plan_planes
 from strata.backends.llvm.conv.nchw_direct import Lines, emit_lines, plan_lines
 from strata.backends.llvm.conv.table import ConvWindow
@@ -14,6 +14,7 @@ from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.match import Slot, ceil_div, planned
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
 from strata.backends.llvm.ir.builder import IrFunction, IrModule
+from strata.backends.llvm.ir.native import each_point, template
 from strata.core import Dim, Target, dim_prod, divide_exactly, f32
 from strata.kernel import PRODUCTS, Kernel
 from strata.lir import Step
@@ -81,21 +82,15 @@ def plan_planes_kernel(found: ConvKernel, name: str, target: Target) -> PlanesPl
         return None
     if not all(isinstance(s, int) for s in found.b.spacing.strides):
         return None
-    text, by_line = "", False
-    pointers: tuple[str, ...] = ()
+    by_line = False
     if found.epilogue is not None:
         axes = found.epilogue.stores[0].axes
         if not axes:
             return None
         by_line = divide_exactly(axes[-1].extent, dim_prod(found.out.shape[2:])) is None
-        pointers = tuple(f"p_{b.name}" for b in found.epilogue.inputs if b.name != SUMS)
-        text = repr(found.epilogue.stores[0].value)
     images, _, *counts = (planned(d) for d in found.out.shape)
     window = ConvWindow(tuple(kernel), found.op.stride, found.op.dilation, found.op.input_dilation)
-    fields: dict[str, Any] = {
-        "out": found.out.dtype, "epilogue": text, "epilogue_pointers": pointers,
-        "epilogue_numbers": tuple(f"size_{i}" for i in range(len(found.kernel.symbols()))),
-    }  # fmt: skip
+    fields: dict[str, Any] = {"out": found.out.dtype, **found.ending}
     groups = int(found.op.groups)
     if groups == 1:
         exact = isinstance(found.out.shape[-1], int)
@@ -145,7 +140,7 @@ def emit_planes_kernel(module: IrModule, plan: PlanesPlan) -> tuple[str, str]:
 def _emit_pack_rows(module: IrModule, plan: PlanesPlan) -> None:
     """The packer: the channels of a tap next to each other, an output a point."""
     m, k = plan.matrix, plan.convolution.k
-    f = module.function(plan.pack_name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, plan.pack_name)
     source, packed = (f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index(s)), 8) for s in ("source", "packed"))
     outer, channel, *strides = m.weight_strides
     _, channels, *sizes = (int(d) for d in m.b.shape)
@@ -154,8 +149,7 @@ def _emit_pack_rows(module: IrModule, plan: PlanesPlan) -> None:
         row, to = f.address("float", source, f.mul(o, outer)), f.address("float", packed, f.mul(o, k))
         _copy(f, row, to, [*sizes, channels], [*strides, channel])
 
-    f.loop("%begin", "%end", 1, [], output)
-    f.ret()
+    each_point(f, output)
 
 
 def _copy(f: IrFunction, source: str, to: str, sizes: list[int], strides: list[int]) -> None:

@@ -11,17 +11,18 @@ lies in the padding is masked out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Unpack
 
+from strata.backends.llvm.conv.lines import every, in_tiles, lanes_inside, seen
 from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import GemmArithmetic
-from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, finished
+from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_vector
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
-from strata.backends.llvm.gemm.spec import Contraction, plan_contraction
-from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, lanes_of, vector, vector_constant
-from strata.backends.llvm.ir.native import while_loop
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields, plan_contraction
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector_constant
+from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 
@@ -94,16 +95,11 @@ def plan_planes(
     out: DType = f32,
     by_line: bool = False,
     borders: tuple[Border, ...] = (),
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Planes:
     """For sizes, or for their upper bounds; `borders` where they are known."""
     height, width = counts
-    spec = plan_contraction(
-        outputs, height * width, channels * window.taps, target, out=out, epilogue=epilogue,
-        epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
-    )  # fmt: skip
+    spec = plan_contraction(outputs, height * width, channels * window.taps, target, out=out, **ending)
     spec = in_blocks(spec, channels, window)
     planes = max(1, min(CHUNK_SUMS // max(1, height * width), -(-images * outputs // FEWEST_CHUNKS)))
     even = next((h for h in range(LINES[0], LINES[0] // 2, -1) if height % h == 0), LINES[0])
@@ -124,28 +120,13 @@ def emit_planes(module: IrModule, spec: Planes, epilogue: Epilogue | None = None
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"planes_{spec.product.name}"
     finish = "" if spec.is_depthwise else emit_finish(module, spec.product, f"{name}_finish", epilogue)
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     if spec.is_depthwise:
         driver: _Planes = (_Tiles if spec.borders else _Depthwise)(f, spec, epilogue)
     else:
         driver = _Panels(f, spec, finish)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
-
-
-def every(f: IrFunction, type_: str, parts: Sequence[str], start: int) -> str:
-    """Of so many vectors next to each other, every so many-th element from one on."""
-    if len(parts) == 1:
-        return parts[0]
-    first, second, *rest = parts
-    lanes = lanes_of(type_)
-    places = range(start, start + lanes * len(parts), len(parts))
-    found = f.shuffle(type_, first, second, [at if at < 2 * lanes else 0 for at in places])
-    for number, part in enumerate(rest, 2):
-        picks = [lanes + at % lanes if at >= number * lanes else lane for lane, at in enumerate(places)]
-        found = f.shuffle(type_, found, part, picks)
-    return found
 
 
 class PlaneDriver:
@@ -164,19 +145,6 @@ class PlaneDriver:
 
     def ceil(self, value: Value, unit: Value) -> Value:
         return self.f.op(f"udiv i64 {self.f.sub(self.f.add(value, unit), 1)}, {unit}")
-
-    def divided(self, value: Value, by: Value) -> tuple[Value, Value]:
-        f = self.f
-        quotient = f.op(f"udiv i64 {value}, {by}")
-        return quotient, f.sub(value, f.mul(quotient, by))
-
-    def inside(self, start: Value, size: Value) -> str:
-        """Lanes of consecutive positions that lie in a line of x."""
-        f, word = self.f, vector("i32", self.lanes)
-        first = f.splat(word, f.convert("trunc", "i64", start, "i32"))
-        limit = f.splat(word, f.convert("trunc", "i64", size, "i32"))
-        at = f.binary("add", word, first, vector_constant("i32", range(self.lanes)))
-        return f.compare("ult", word, at, limit)
 
 
 class _Planes(PlaneDriver):
@@ -197,8 +165,9 @@ class _Planes(PlaneDriver):
 
     def masks(self, start: Value) -> dict[int, str]:
         """For each of those vectors, which of its lanes lie in a line of x."""
+        f, size = self.f, self.number["size1"]
         offsets = sorted({away for reads in self.reads() for away in reads})
-        return {away: self.inside(self.f.add(start, away), self.number["size1"]) for away in offsets}
+        return {away: lanes_inside(f, self.lanes, f.add(start, away), size) for away in offsets}
 
     def seen(self, line: str, reads: tuple[int, ...], taps: list[int], masks: dict[int, str]) -> list[str]:
         """What the pixels of a vector see of a line, through taps that need the same vectors."""
@@ -216,46 +185,45 @@ class _Depthwise(_Planes):
         self.arithmetic = GemmArithmetic(f32, f32, f32, spec.product.target)
         reach = max(away for reads in self.reads() for away in reads) + self.lanes
         self.zeros = f.alloca("float", reach)
-        zero = constant("float", 0)
-        f.loop(0, reach, 1, [], lambda i, _: f.store("float", zero, f.address("float", self.zeros, i), 4))
+        f.fill("float", self.zeros, reach, constant("float", 0))
 
     def chunk(self, index: str) -> None:
         f, number = self.f, self.number
         parts = self.ceil(number["count0"], self.spec.lines)
-        group, part = self.divided(index, parts)
+        group, part = self.f.divided(index, parts)
         first, top = f.mul(group, self.spec.planes), f.mul(part, self.spec.lines)
         end = f.smin(f.add(first, self.spec.planes), number["m"])
         bottom = f.smin(f.add(top, self.spec.lines), number["count0"])
         f.loop(first, end, 1, [], lambda plane, _: self._plane(plane, top, bottom))
 
     def _plane(self, plane: str, top: Value, bottom: Value) -> None:
+        x, weights = self._operands(plane)
+        self.f.vectors(
+            self.number["count1"], self.lanes,
+            lambda at, mask: self._column(plane, x, weights, at, mask, top, bottom),
+        )  # fmt: skip
+
+    def _operands(self, plane: str) -> tuple[str, str]:
+        """Where a plane of x begins, and its weights."""
         f, number = self.f, self.number
-        image, channel = self.divided(plane, self.spec.groups)
+        image, channel = f.divided(plane, self.spec.groups)
         offset = f.add(f.mul(image, number["x_image"]), f.mul(channel, number["x_channel"]))
         x = f.address("float", self.x, offset)
-        weights = f.address("float", self.weights, f.mul(channel, self.spec.k))
-        width = number["count1"]
-        f.vectors(width, self.lanes, lambda at, mask: self._column(plane, x, weights, at, mask, top, bottom))
+        return x, f.address("float", self.weights, f.mul(channel, self.spec.k))
 
     def _column(
         self, plane: str, x: str, weights: str, at: Value, mask: str | None, top: Value, bottom: Value
     ) -> None:  # fmt: skip
         """One vector of pixels of all lines, some lines at a time."""
-        f, number = self.f, self.number
-        start = f.sub(f.mul(at, self.window.stride[1]), number["low1"])
+        f = self.f
+        start = f.sub(f.mul(at, self.window.stride[1]), self.number["low1"])
         masks = self.masks(start)
-        y: Value = top
-        for count in self.spec.heights:
-            left = f.op(f"udiv i64 {f.sub(bottom, y)}, {count}")
-            end = f.add(y, f.mul(left, count))
 
-            def tile(line: str, _: list[str], count: int = count) -> None:
-                sums = self._sums(x, weights, line, start, masks, count)
-                for i, value in enumerate(sums):
-                    self._put(value, plane, f.add(line, i), at, mask)
+        def tile(line: str, count: int) -> None:
+            for i, value in enumerate(self._sums(x, weights, line, start, masks, count)):
+                self._put(value, plane, f.add(line, i), at, mask)
 
-            f.loop(y, end, count, [], tile)
-            y = end
+        in_tiles(f, top, bottom, self.spec.heights, tile)
 
     def _sums(
         self, x: str, weights: str, line: str, start: Value, masks: dict[int, str], count: int
@@ -264,19 +232,15 @@ class _Depthwise(_Planes):
         f, window, number = self.f, self.window, self.number
         taps, stride, dilation = window.kernel[0], window.stride[0], window.dilation[0]
         first = f.sub(f.mul(line, stride), number["low0"])
-        users: dict[int, list[tuple[int, int]]] = {}
-        for i in range(count):
-            for t in range(taps):
-                users.setdefault(i * stride + t * dilation, []).append((i, t))
         scale = {(t, tap): self._weight(weights, t, tap) for t in range(taps) for tap in range(window.kernel[1])}
         sums = [constant(self.type, 0)] * count
-        for away in sorted(users):
+        for away, users in seen(count, taps, stride, dilation).items():
             y = f.add(first, away)
             place = f.address("float", x, f.add(f.mul(y, number["x0"]), start))
             place = f.select("ptr", f.compare("ult", "i64", y, number["size0"]), place, self.zeros)
             for reads, along in self.reads().items():
                 for tap, value in zip(along, self.seen(place, reads, along, masks), strict=True):
-                    for i, t in users[away]:
+                    for i, t in users:
                         sums[i] = self.arithmetic.step(f, value, scale[t, tap], sums[i])
         return sums
 
@@ -286,11 +250,10 @@ class _Depthwise(_Planes):
         return f.splat(self.type, f.load("float", place, 4))
 
     def _put(self, value: str, plane: str, line: Value, at: Value, mask: str | None) -> None:
-        f, out = self.f, self.product.out
+        f = self.f
         column = f.add(f.mul(line, self.number["count1"]), at)
-        value = finished(Site(f, self.product, "%args", plane, column, (), self.lanes, mask), value, self.epilogue)
-        place = f.address(memory_type(out), self.out, f.add(f.mul(plane, self.number["out_row"]), column))
-        f.store(memory_type(out, self.lanes), value, place, out.itemsize, mask)
+        site = Site(f, self.product, "%args", plane, column, (), self.lanes, mask)
+        put_vector(site, value, self.epilogue, self.out, self.number["out_row"])
 
 
 class _Tiles(_Depthwise):
@@ -303,10 +266,7 @@ class _Tiles(_Depthwise):
 
     def _tile(self, plane: str) -> None:
         f, number, (down, along) = self.f, self.number, self.spec.borders
-        image, channel = self.divided(plane, self.spec.groups)
-        offset = f.add(f.mul(image, number["x_image"]), f.mul(channel, number["x_channel"]))
-        x = f.address("float", self.x, offset)
-        weights = f.address("float", self.weights, f.mul(channel, self.spec.k))
+        x, weights = self._operands(plane)
         sums, rows = [constant(self.type, 0)] * down.count, self._rows()
         lines = {y: f.address("float", x, f.mul(y, number["x0"])) for y in rows}
         # steps of more than one: a line is in registers, and every tap picks its own
@@ -375,7 +335,7 @@ class _Panels(_Planes):
     def chunk(self, index: str) -> None:
         f, number = self.f, self.number
         columns = self.product.panel_columns
-        image, block = self.divided(index, self.ceil(number["n"], columns * self.product.chunk_panels))
+        image, block = self.f.divided(index, self.ceil(number["n"], columns * self.product.chunk_panels))
         first = f.mul(block, columns * self.product.chunk_panels)
         end = f.smin(f.add(first, columns * self.product.chunk_panels), number["n"])
         f.loop(
@@ -421,7 +381,7 @@ class _Panels(_Planes):
             body(done, y, at, length)
             return [f.add(done, length), f.add(y, 1), 0]
 
-        start = [0, *self.divided(pixel, width)]
+        start = [0, *self.f.divided(pixel, width)]
         while_loop(f, [("i64", v) for v in start], lambda c: f.compare("slt", "i64", c[0], count), some)
 
     def _fill(self, image: Value, pixel: str, count: Value) -> None:

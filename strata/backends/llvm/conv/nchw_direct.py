@@ -13,15 +13,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product as cartesian
 from math import prod
-from typing import Final
+from typing import Final, Unpack
 
-from strata.backends.llvm.conv.nchw import PlaneDriver, every
+from strata.backends.llvm.conv.lines import every, lanes_inside
+from strata.backends.llvm.conv.nchw import PlaneDriver
 from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import multiply_add
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
 from strata.backends.llvm.gemm.micro import TileSet
-from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, Contraction, plan_contraction, with_even_tiles
+from strata.backends.llvm.gemm.spec import (
+    SHORT_EPILOGUE,
+    Contraction,
+    EpilogueFields,
+    plan_contraction,
+    with_even_tiles,
+)
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 from strata.kernel import PRODUCTS
@@ -132,18 +140,13 @@ def plan_lines(
     *,
     width_exact: bool = False,
     out: DType = f32,
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Lines | None:
     """For counts, or for their upper bounds; None where lines would leave lanes idle.
 
     `width_exact` says that lines will have no other length: one may then end in half a vector."""
     *front, height, width = counts
-    spec = plan_contraction(
-        outputs, prod(counts), channels * window.taps, target, out=out, epilogue=epilogue,
-        epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
-    )  # fmt: skip
+    spec = plan_contraction(outputs, prod(counts), channels * window.taps, target, out=out, **ending)
     spec = in_blocks(spec, channels, window)
     lanes = spec.lanes
     unit = lanes // 2 if width_exact and target.splits_vectors else lanes
@@ -184,10 +187,9 @@ def _tiles(width: int, spec: Lines) -> tuple[int, ...]:
 def emit_lines(module: IrModule, spec: Lines, epilogue: Epilogue | None = None, name: str | None = None) -> str:
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"lines_{spec.product.name}"
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = _Lines(f, spec, name, epilogue)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
 
 
@@ -208,14 +210,14 @@ class _Lines(PlaneDriver):
     def chunk(self, index: str) -> None:
         f, number, spec = self.f, self.number, self.spec
         down, along = self.rank - 2, self.rank - 1
-        rest, block = self.divided(index, self.ceil(number[f"count{along}"], spec.columns))
+        rest, block = f.divided(index, self.ceil(number[f"count{along}"], spec.columns))
         left = f.mul(block, spec.columns)
-        rest, block = self.divided(rest, self.ceil(number[f"count{down}"], spec.lines))
+        rest, block = f.divided(rest, self.ceil(number[f"count{down}"], spec.lines))
         top = f.mul(block, spec.lines)
         position: list[Value] = []
         plane: Value = 0
         for axis in reversed(range(down)):
-            rest, at = self.divided(rest, number[f"count{axis}"])
+            rest, at = f.divided(rest, number[f"count{axis}"])
             position.insert(0, at)
         for axis, at in enumerate(position):
             plane = f.add(f.mul(plane, number[f"count{axis}"]), at)
@@ -256,7 +258,7 @@ class _Lines(PlaneDriver):
         def vectors(at: str, _: list[str]) -> None:
             begin = f.add(start, f.mul(at, window.stride[-1]))
             parts = [part * self.lanes for part in range(window.stride[-1])]
-            masks = [self.inside(f.add(begin, part), number[f"size{along}"]) for part in parts]
+            masks = [lanes_inside(f, self.lanes, f.add(begin, part), number[f"size{along}"]) for part in parts]
 
             def channel(c: str, _: list[str]) -> None:
                 for tap, where in enumerate(taps):
@@ -267,7 +269,7 @@ class _Lines(PlaneDriver):
                             f.add(f.mul(position[axis], window.stride[axis]), t * window.dilation[axis]),
                             number[f"low{axis}"],
                         )
-                        is_in = self._both(is_in, f.compare("ult", "i64", z, number[f"size{axis}"]))
+                        is_in = f.both(is_in, f.compare("ult", "i64", z, number[f"size{axis}"]))
                         source = f.add(source, f.mul(z, number[f"x{axis}"]))
                     to = f.mul(f.add(f.mul(c, len(taps)), tap), spec.rows * spec.line)
                     planes(source, is_in, f.address("float", self.lines, f.add(to, at)))
@@ -275,7 +277,7 @@ class _Lines(PlaneDriver):
             def planes(source: Value, is_in: str, to: str) -> None:
                 def row(r: str, _: list[str]) -> None:
                     y = f.add(above, r)
-                    found = self._both(is_in, f.compare("ult", "i64", y, number[f"size{down}"]))
+                    found = f.both(is_in, f.compare("ult", "i64", y, number[f"size{down}"]))
                     place = f.address("float", x, f.add(source, f.mul(y, number[f"x{down}"])))
                     values = f.if_(
                         found,
@@ -292,9 +294,6 @@ class _Lines(PlaneDriver):
             f.loop(0, spec.channels, 1, [], channel)
 
         f.loop(0, f.add(columns, spec.reach), self.lanes, [], vectors)
-
-    def _both(self, one: str, other: str) -> str:
-        return other if one == "true" else self.f.binary("and", "i1", one, other)
 
     def _phases(self, place: str, parts: list[int], masks: list[str]) -> list[Value]:
         f = self.f

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from strata.backends.llvm.conv.lines import every, in_tiles, lanes_inside, seen
 from strata.backends.llvm.conv.match import SUMS, epilogue_of
-from strata.backends.llvm.conv.nchw import every
 from strata.backends.llvm.gemm.match import FinishedSums, planned
-from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
+from strata.backends.llvm.ir.native import each_point
 from strata.backends.llvm.ir.registers import memory_type, to_memory
 from strata.backends.llvm.jit.calling_convention import LoopUsage
 from strata.backends.llvm.loops.accumulate import Accumulator
@@ -60,14 +61,6 @@ class Slide:
     stride: int
     dilation: int
     start: Dim
-
-    def seen(self, count: int) -> dict[int, list[tuple[int, int]]]:
-        """What neighbouring places see, from the first tap of the first one on: who sees it, through which tap."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for place in range(count):
-            for tap in range(self.taps):
-                found.setdefault(place * self.stride + tap * self.dilation, []).append((place, tap))
-        return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +208,7 @@ def emit_pool(module: IrModule, plan: PoolPlan) -> str:
     parameters = (("ptr noalias readonly", "arguments"), ("i64", "begin"), ("i64", "end"))
     f = module.function(plan.kernel.name, parameters)
     driver = _Pool(f, plan)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return plan.kernel.name
 
 
@@ -264,8 +256,7 @@ class _Pool:
         self.count = sizes.size(dim_prod(plan.out.shape[:-2]))
         self.top, self.left = (sizes.size(s.start) for s in (plan.down, plan.along))
         self.outside = f.alloca("float", self._reach())
-        lowest = constant("float", identity(plan.kind, f32))
-        f.loop(0, self._reach(), 1, [], lambda i, _: f.store("float", lowest, f.address("float", self.outside, i), 4))
+        f.fill("float", self.outside, self._reach(), constant("float", identity(plan.kind, f32)))
 
     def _reach(self) -> int:
         """Elements of a line that the pixels of a vector may read."""
@@ -274,9 +265,9 @@ class _Pool:
 
     def chunk(self, index: str) -> None:
         f, plan = self.f, self.plan
-        parts = f.op(f"udiv i64 {f.add(self.lines, plan.lines - 1)}, {plan.lines}")
-        group = f.op(f"udiv i64 {index}, {parts}")
-        top = f.mul(f.sub(index, f.mul(group, parts)), plan.lines)
+        parts = f.ceil_div(self.lines, plan.lines)
+        group, part = f.divided(index, parts)
+        top = f.mul(part, plan.lines)
         first = f.mul(group, plan.planes)
         end = f.smin(f.add(first, plan.planes), self.count)
         bottom = f.smin(f.add(top, plan.lines), self.lines)
@@ -289,18 +280,13 @@ class _Pool:
         def column(at: str, _: list[str]) -> None:
             mask = f.mask_below(self.lanes, f.sub(self.columns, at))
             start = f.add(f.mul(at, self.plan.along.stride), self.left)
-            masks = {away: self._inside(f.add(start, away)) for away in self._reads()}
-            y: Value = top
-            for count in self.plan.heights:
-                end = f.add(y, f.mul(f.op(f"udiv i64 {f.sub(bottom, y)}, {count}"), count))
+            masks = {away: lanes_inside(f, self.lanes, f.add(start, away), self.width) for away in self._reads()}
 
-                def tile(line: str, _: list[str], count: int = count) -> None:
-                    values = self._pooled(source, line, start, masks, count)
-                    for i, value in enumerate(values):
-                        self._put(value, plane, f.add(line, i), at, mask)
+            def tile(line: str, count: int) -> None:
+                for i, value in enumerate(self._pooled(source, line, start, masks, count)):
+                    self._put(value, plane, f.add(line, i), at, mask)
 
-                f.loop(y, end, count, [], tile)
-                y = end
+            in_tiles(f, top, bottom, self.plan.heights, tile)
 
         f.loop(0, self.columns, self.lanes, [], column)
 
@@ -310,23 +296,16 @@ class _Pool:
         firsts = {away - away % along.stride for away in range(0, along.taps * along.dilation, along.dilation)}
         return sorted(first + part * self.lanes for first in firsts for part in range(along.stride))
 
-    def _inside(self, start: Value) -> str:
-        """Lanes of consecutive positions that lie in a line."""
-        f, word = self.f, vector("i32", self.lanes)
-        first, limit = (f.splat(word, f.convert("trunc", "i64", v, "i32")) for v in (start, self.width))
-        at = f.binary("add", word, first, vector_constant("i32", range(self.lanes)))
-        return f.compare("ult", word, at, limit)
-
     def _pooled(self, source: str, line: str, start: Value, masks: dict[int, str], count: int) -> list[str]:
         """The windows of a vector of pixels, of neighbouring lines."""
         f, down = self.f, self.plan.down
         first = f.add(f.mul(line, down.stride), self.top)
         result: list[dict[int, str]] = [{} for _ in range(count)]
-        for away, users in down.seen(count).items():
+        for away, users in seen(count, down.taps, down.stride, down.dilation).items():
             y = f.add(first, away)
             place = f.address("float", source, f.add(f.mul(y, self.width), start))
-            inside = f.compare("ult", "i64", y, self.height)
-            row = self._read(f.select("ptr", inside, place, self.outside), masks)
+            exists = f.compare("ult", "i64", y, self.height)
+            row = self._read(f.select("ptr", exists, place, self.outside), masks)
             if not self.plan.is_down_first:
                 row = {0: self._along(row)}
             for window, _ in users:

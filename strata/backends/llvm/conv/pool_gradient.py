@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, with_element
-from strata.backends.llvm.ir.native import arguments, fill_zero, kernel, numbers
+from strata.backends.llvm.ir.native import arguments, each_point, fill_zero, kernel, numbers
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32, f64
@@ -94,8 +94,7 @@ class _Emitter:
             f.if_(f.compare("ne", "i64", self.fills, 0), lambda: self._clear(out, count))
             self._each_window(lambda at, number: self._window(x, dy, out, count, at, number))
 
-        f.loop("%begin", "%end", 1, [], point)
-        f.ret()
+        each_point(f, point)
 
     def _clear(self, out: str, count: Value) -> None:
         f, size = self.f, self.spec.dtype.itemsize

@@ -11,17 +11,18 @@ that of codes. Runs that cross the border are copied. Groups are a batch axis of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
-from typing import Final
+from typing import Final, Unpack
 
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
-from strata.backends.llvm.gemm.spec import Contraction, for_rows, plan_contraction, with_ending
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields, for_rows, plan_contraction, with_ending
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import DType, Target, f32
 from strata.kernel import ProductBlocks
@@ -142,9 +143,7 @@ def plan_convolution(
     fewest: int | None = None,
     m_exact: bool = False,
     n_exact: bool = True,
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Convolution:
     """`pixels` of the output, all images counted, or their upper bound; `outputs` and `channels` of one group.
 
@@ -156,7 +155,7 @@ def plan_convolution(
     """
     spec = plan_contraction(
         pixels, outputs, window.taps * channels, target, a=dtype, b=weights, out=out, batch=groups, batch_rank=1,
-        n_exact=n_exact, epilogue=epilogue, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+        n_exact=n_exact, **ending,
     )  # fmt: skip
     spec = in_blocks(spec, channels, window)
     line = line_tiles(width, edges, window, spec.heights[0]) if width and edges and not fill and m_exact else ()
@@ -228,10 +227,9 @@ def emit_convolution(
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"conv_{spec.product.name}"
     finish = emit_finish(module, spec.product, f"{name}_finish", epilogue)
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = ConvDriver(f, spec, finish, epilogue)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
 
 
@@ -246,7 +244,8 @@ class ConvDriver(GemmDriver):
         self.table = f.alloca("ptr", rows * runs + AT_ONCE)
         self.copies = f.alloca(self.element, rows * runs * spec.run) if spec.joined else ""
         self.zeros = f.alloca(self.element, spec.zeros)
-        f.loop(0, spec.zeros, spec.product.lanes, [], lambda i, _: self._clear(f.address(self.element, self.zeros, i)))
+        type_ = vector(self.element, spec.product.lanes)
+        f.fill(type_, self.zeros, spec.zeros, constant(type_, spec.fill))
         self.steps = self._steps()
 
     @property
@@ -256,10 +255,6 @@ class ConvDriver(GemmDriver):
     @property
     def run(self) -> int:
         return self.conv.run
-
-    def _clear(self, place: str) -> None:
-        type_ = vector(self.element, self.spec.lanes)
-        self.f.store(type_, constant(type_, self.conv.fill), place, self.spec.a.itemsize)
 
     def _a_tile(self, chunk: Chunk, block: GemmBlock | None, row: Value) -> str:
         return self.f.address("ptr", self.table, self.f.mul(row, self.spec.a_runs))
@@ -366,22 +361,15 @@ class ConvDriver(GemmDriver):
 
     def _addresses_of_pixel(self, chunk: Chunk, place: Value, pixel: list[str]) -> list[tuple[str, str]]:
         """(whether any of it lies inside x, address) of each run of one output pixel, the place-th of the chunk."""
-        f, window = self.f, self.window
+        f = self.f
         image, *position_of_pixel = pixel
         corners = self._corners(list(position_of_pixel))
         base = f.address(self.element, chunk.a, f.mul(image, self.number["x_image"]))
         offsets = [self._axis_offsets(axis, corner) for axis, corner in enumerate(corners)]
         if self.conv.joined:
             last, offsets = offsets[-1], offsets[:-1]
-        kernel = window.kernel[: len(offsets)]
         result = []
-        for run, position in enumerate(cartesian(*map(range, kernel))):
-            inside = "true"
-            offset: Value = 0
-            for axis, at in enumerate(position):
-                is_in, part = offsets[axis][at]
-                inside = is_in if inside == "true" else f.binary("and", "i1", inside, is_in)
-                offset = f.add(offset, part)
+        for run, (inside, offset) in enumerate(self._places(offsets)):
             address = f.address(self.element, base, offset)
             if self.conv.joined:
                 number = f.add(f.mul(place, self.spec.a_runs), run)
@@ -389,6 +377,15 @@ class ConvDriver(GemmDriver):
                 address = self._joined(inside, address, last, copy)
             result.append((inside, f.select("ptr", inside, address, self.zeros)))
         return result
+
+    def _places(self, offsets: list[list[tuple[str, Value]]]) -> Iterator[tuple[str, Value]]:
+        """(inside, offset in x) of the taps along some axes, given those along each."""
+        for taps in cartesian(*offsets):
+            inside = "true"
+            offset: Value = 0
+            for is_in, part in taps:
+                inside, offset = self.f.both(inside, is_in), self.f.add(offset, part)
+            yield inside, offset
 
     def _joined(self, inside: str, line: str, taps: list[tuple[str, Value]], copy: str) -> str:
         """The address of all taps along the last axis: in place, or copied where some are outside."""
@@ -412,14 +409,7 @@ class ConvDriver(GemmDriver):
 
     def _pixel(self, flat: Value) -> list[Value]:
         """Image and position in every axis of an output pixel, given by its number."""
-        f = self.f
-        result: list[Value] = []
-        for axis in reversed(range(self.window.rank)):
-            count = self.number[f"count{axis}"]
-            outer = f.op(f"udiv i64 {flat}, {count}")
-            result.insert(0, f.sub(flat, f.mul(outer, count)))
-            flat = outer
-        return [flat, *result]
+        return self.f.digits(flat, [self.number[f"count{axis}"] for axis in range(self.window.rank)])
 
     def _next_pixel(self, pixel: list[str]) -> list[Value]:
         f = self.f

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Unpack
 
 from strata.backends.llvm.conv.table import ConvWindow
 from strata.backends.llvm.gemm.driver import Chunk, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
 from strata.backends.llvm.gemm.micro import call_micro
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
-from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, for_rows, plan_contraction
+from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, EpilogueFields, for_rows, plan_contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
-from strata.backends.llvm.ir.native import while_loop
+from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import Dim, DType, Target, dim_max, dim_min, f32, f64
 
@@ -111,15 +111,10 @@ def plan_winograd(
     *,
     out: DType = f32,
     m_exact: bool = False,
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Winograd:
     """`tiles` of all images, or their upper bound; `m_exact` says that there will be no other number of them."""
-    spec = plan_contraction(
-        tiles, outputs, channels, target, out=out, n_exact=True, epilogue=epilogue, epilogue_pointers=epilogue_pointers,
-        epilogue_numbers=epilogue_numbers,
-    )  # fmt: skip
+    spec = plan_contraction(tiles, outputs, channels, target, out=out, n_exact=True, **ending)
     panels = max(1, -(-outputs // spec.panel_columns))
     most = max(1, PANEL_COLUMNS // spec.panel_columns)
     parts = -(-panels // most)
@@ -134,10 +129,9 @@ def emit_winograd(module: IrModule, spec: Winograd, epilogue: Epilogue | None = 
     """Adds the kernel `void (ptr args, i64 begin, i64 end)` and returns its name."""
     name = name or f"winograd_{spec.product.name}"
     finish = emit_finish(module, spec.product, f"{name}_finish", epilogue)
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = _WinogradDriver(f, spec, finish)
-    f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
-    f.ret()
+    each_point(f, lambda chunk, _: driver.chunk(chunk))
     return name
 
 
@@ -153,15 +147,14 @@ class _WinogradDriver(GemmDriver):
         self.line = 2 * AT_ONCE * product.panel_columns
         self.lines = f.alloca("float", 2 * self.line)
         self.zeros = f.alloca("float", spec.channels)
-        zero = constant("float", 0)
-        f.loop(0, spec.channels, 1, [], lambda i, _: f.store("float", zero, f.address("float", self.zeros, i), 4))
+        f.fill("float", self.zeros, spec.channels, constant("float", 0))
         self.tiles = [f.op(f"lshr i64 {f.add(self.number[f'count{axis}'], 1)}, 1") for axis in range(2)]
 
     def chunk(self, index: str) -> None:
         f = self.f
         chunk = self._decode(index)
         self._addresses(chunk)
-        end = f.add(chunk.full_panels, f.select("i64", f.compare("sgt", "i64", chunk.tail, 0), 1, 0))
+        end = self._last_panel(chunk)
 
         def block(first: str, _: list[str]) -> None:
             length = f.smin(f.sub(self.conv.channels, first), self.conv.k_block)
@@ -224,13 +217,6 @@ class _WinogradDriver(GemmDriver):
 
         f.loop(0, chunk.rows, 1, [], one)
 
-    def _columns(self, chunk: Chunk, panel: Value) -> tuple[Value, Value]:
-        """Outputs of a panel, and its vectors."""
-        f, spec = self.f, self.spec
-        is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
-        vectors = f.select("i64", is_tail, self._ceil(chunk.tail, spec.lanes), spec.vectors)
-        return f.select("i64", is_tail, chunk.tail, spec.panel_columns), vectors
-
     def _sums(self, chunk: Chunk, panel: Value) -> str:
         number = self.f.sub(panel, chunk.first_panel)
         return self.f.address("float", self.products, self.f.mul(number, TURNED * self.conv.sums_plane))
@@ -238,7 +224,7 @@ class _WinogradDriver(GemmDriver):
     def _multiply(self, chunk: Chunk, panel: Value, first: Value, length: Value) -> None:
         """A block of channels of the sixteen products of a panel."""
         f, spec, conv = self.f, self.spec, self.conv
-        _, vectors = self._columns(chunk, panel)
+        vectors = self._columns_of(chunk, panel)[2]
         kernels = [self._by_vectors(vectors, height) for height in spec.heights]
         width = f.mul(vectors, spec.lanes)
         taps = f.address("float", chunk.b, f.mul(panel, spec.panel_columns * TURNED * conv.channels))
@@ -250,7 +236,7 @@ class _WinogradDriver(GemmDriver):
             to = f.address("float", sums, f.mul(which, conv.sums_plane))
 
             def tile(row: Value, height: Value) -> None:
-                kernel = self._by_height(f.sub(chunk.rows, row), "ptr", kernels)
+                kernel = self.row_tiles.by_height(f, f.sub(chunk.rows, row), "ptr", kernels)
                 a = f.address("float", values, f.mul(row, conv.row))
                 c = f.address("float", to, f.mul(row, spec.panel_columns))
                 call_micro(f, kernel, a, conv.row, b, 0, c, spec.panel_columns, length, first)
@@ -263,7 +249,7 @@ class _WinogradDriver(GemmDriver):
         """The pixels of a panel, some tiles of a line at a time, through the epilogue to the output."""
         f, spec, number = self.f, self.spec, self.number
         back = _emit_turn_back(f.module, spec.lanes, spec.panel_columns)
-        columns, vectors = self._columns(chunk, panel)
+        _, columns, vectors, _ = self._columns_of(chunk, panel)
         width = f.mul(vectors, spec.lanes)
         column = f.mul(panel, spec.panel_columns)
         sums = self._sums(chunk, panel)
@@ -377,7 +363,7 @@ def emit_pack_taps(module: IrModule, spec: Winograd, name: str, load: Load) -> s
     """
     product = spec.product
     lanes, width = product.lanes, product.panel_columns
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     packed = f.load("ptr", f.address("i64", "%args", PACK_SLOTS.index("packed")), 8)
     outputs = f.load("i64", f.address("i64", "%args", PACK_SLOTS.index("n")), 8)
     wide, type_ = memory_type(f64, lanes), memory_type(f32, lanes)
@@ -410,6 +396,5 @@ def emit_pack_taps(module: IrModule, spec: Winograd, name: str, load: Load) -> s
 
         f.vectors(left, lanes, some)
 
-    f.loop("%begin", "%end", 1, [], panel)
-    f.ret()
+    each_point(f, panel)
     return name

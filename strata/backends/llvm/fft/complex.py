@@ -14,7 +14,16 @@ import numpy as np
 
 from strata.backends.llvm.fft.transforms import RADICES, Mover, TransformEmitter
 from strata.backends.llvm.ir.builder import IrModule
-from strata.backends.llvm.ir.native import Workspace, arguments, each_of_slot, each_point, kernel, number_slots, numbers
+from strata.backends.llvm.ir.native import (
+    Workspace,
+    arguments,
+    each_of_slot,
+    each_point,
+    fill_zero,
+    kernel,
+    number_slots,
+    numbers,
+)
 from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import Target
 from strata.mir import Node
@@ -84,7 +93,7 @@ def _emit_product(module: IrModule, form: TransformEmitter) -> None:
         f.loop(0, kept, 1, (), one)
         rest = f.address(real, out, f.mul(f.add(f.mul(r, wide_out), kept), 2))
         empty = f.mul(f.sub(wide_out, kept), 2 * size)
-        f.call("void", "llvm.memset.p0.i64", ("ptr", rest), ("i8", 0), ("i64", empty), ("i1", "false"))
+        fill_zero(f, rest, empty)
 
     each_point(f, row)
 

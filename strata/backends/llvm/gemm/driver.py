@@ -9,13 +9,14 @@ Chunks write disjoint parts of the output and share nothing, so any thread may r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
-from strata.backends.llvm.gemm.micro import Micro, RegisterTile, call_micro
+from strata.backends.llvm.gemm.micro import Micro, RegisterTile, TileHeights, call_micro
 from strata.backends.llvm.gemm.spec import FEW_CHUNKS, UNBOUNDED, Contraction
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
+from strata.backends.llvm.ir.native import template
 from strata.backends.llvm.ir.registers import memory_type
 
 LINE = 64  # bytes that come from memory together
@@ -27,7 +28,7 @@ def emit_contraction(
     """Adds the kernel (and the internal functions it needs) and returns its name."""
     name = name or spec.name
     finish = emit_finish(module, spec, f"{name}_finish", epilogue)
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     driver = GemmDriver(f, spec, finish, epilogue)
     if spec.joined == 1:
         f.loop("%begin", "%end", 1, [], lambda chunk, _: driver.chunk(chunk))
@@ -68,7 +69,7 @@ class GemmDriver:
 
     def __init__(self, f: IrFunction, spec: Contraction, finish: str, epilogue: Epilogue | None = None) -> None:
         self.f, self.spec, self.finish, self.epilogue = f, spec, finish, epilogue
-        self.arithmetic = spec.arithmetic
+        self.arithmetic, self.row_tiles = spec.arithmetic, TileHeights(spec.heights)
         self.pointer = {p: f.load("ptr", f.address("i64", "%args", spec.slot(p)), 8) for p in ("a", "b", "out")}
         self.number = {n: self._number(n) for n in spec.numbers}
         element = memory_type(spec.accumulator)
@@ -81,7 +82,7 @@ class GemmDriver:
         self.packed_k = f.add(f.round_down(f.add(self.k, group - 1), group), self.arithmetic.head)
         self.b_elements = f.mul(self.packed_k, f.round_down(f.add(self.n, spec.lanes - 1), spec.lanes))
         self.chunk_panels: Value = self.number["chunk_panels"] if spec.is_open else spec.chunk_panels
-        self.column_blocks = self._ceil(self.n, f.mul(self.chunk_panels, spec.panel_columns))
+        self.column_blocks = self.f.ceil_div(self.n, f.mul(self.chunk_panels, spec.panel_columns))
         self.row_blocks = self._row_blocks()
         self.block_rows = self._block_rows()
         self.block_length, self.blocks = self._k_blocks()
@@ -123,15 +124,12 @@ class GemmDriver:
     def _argument(self, name: str) -> str:
         return self.f.load("i64", self.f.address("i64", "%args", self.spec.slot(name)), 8)
 
-    def _ceil(self, value: Value, unit: Value) -> Value:
-        return self.f.op(f"udiv i64 {self.f.add(value, self.f.sub(unit, 1))}, {unit}")
-
     def _k_blocks(self) -> tuple[Value, Value]:
         """Blocks of k of nearly equal length; one block of no products when k is 0."""
         f, spec = self.f, self.spec
         if not spec.k_block:
             return self.k, 1
-        count = f.smax(self._ceil(self.k, spec.k_block), 1)
+        count = f.smax(self.f.ceil_div(self.k, spec.k_block), 1)
         if spec.parts_of_block:
             return spec.k_block, count
         unit = spec.blocks.terms if spec.blocks is not None else 8  # k_block is a multiple of it
@@ -140,7 +138,7 @@ class GemmDriver:
 
     def _row_blocks(self) -> Value:
         """As `spec.row_blocks` says."""
-        f, count = self.f, self._ceil(self.m, self.spec.chunk_rows)
+        f, count = self.f, self.f.ceil_div(self.m, self.spec.chunk_rows)
         if not self.spec.is_open:
             return count
         is_several, is_few = f.compare("ugt", "i64", count, 1), f.compare("ule", "i64", count, FEW_CHUNKS)
@@ -154,32 +152,26 @@ class GemmDriver:
             return spec.chunk_rows
         count, height = f.smax(self.row_blocks, 1), spec.heights[0]
         rows = f.op(f"udiv i64 {f.sub(f.add(self.m, count), 1)}, {count}")
-        return f.smin(f.mul(self._ceil(rows, height), height), spec.chunk_rows)
+        return f.smin(f.mul(self.f.ceil_div(rows, height), height), spec.chunk_rows)
 
     def _decode(self, index: str, joined: Value = 1) -> Chunk:
         f, spec, number = self.f, self.spec, self.number
         counts = [self.column_blocks, self.row_blocks]
-        rest, places = index, []
-        for count in reversed(counts) if spec.columns_first else counts:
-            outer = f.op(f"udiv i64 {rest}, {count}")
-            places.append(f.sub(rest, f.mul(outer, count)))
-            rest = outer
-        column_block, row_block = reversed(places) if spec.columns_first else places
-        flat, row = rest, f.mul(row_block, self.block_rows)
+        flat, *places = f.digits(index, counts if spec.columns_first else counts[::-1])
+        column_block, row_block = places if spec.columns_first else places[::-1]
+        row = f.mul(row_block, self.block_rows)
         pointer = dict(self.pointer)
         types = {"a": memory_type(spec.a), "b": memory_type(spec.b), "out": memory_type(spec.out)}
         batch: list[Value] = []
         for axis in reversed(range(spec.batch_rank)):
-            outer = f.op(f"udiv i64 {flat}, {number[f'batch{axis}_extent']}")
-            batch.insert(0, f.sub(flat, f.mul(outer, number[f"batch{axis}_extent"])))
-            flat = outer
+            flat, place = f.divided(flat, number[f"batch{axis}_extent"])
+            batch.insert(0, place)
             for operand, type_ in types.items():
                 offset = f.mul(batch[0], number[f"batch{axis}_{operand}"])
                 pointer[operand] = f.address(type_, pointer[operand], offset)
         first = f.mul(column_block, self.chunk_panels)
         end = f.add(first, f.mul(self.chunk_panels, joined))
-        whole = f.op(f"udiv i64 {self.n}, {spec.panel_columns}")
-        left = f.sub(self.n, f.mul(whole, spec.panel_columns))
+        whole, left = f.divided(self.n, spec.panel_columns)
         has_tail = f.compare("sgt", "i64", end, whole)
         rows = f.smin(f.sub(self.m, row), self.block_rows)
         return Chunk(
@@ -189,19 +181,11 @@ class GemmDriver:
             batch=tuple(batch),
             row=row,
             rows=rows,
-            tiles=self._tile_count(rows),
+            tiles=self.row_tiles.count(f, rows),
             first_panel=first,
             full_panels=f.smin(end, whole),
             tail=f.select("i64", has_tail, left, 0),
         )
-
-    def _tile_count(self, rows: Value) -> Value:
-        f = self.f
-        count: Value = 0
-        for height in self.spec.heights:
-            tiles = f.op(f"udiv i64 {rows}, {height}")
-            count, rows = f.add(count, tiles), f.sub(rows, f.mul(tiles, height))
-        return count
 
     # loops
 
@@ -278,27 +262,7 @@ class GemmDriver:
         f.loop(first_panel, self._last_panel(chunk), 1, [], lambda panel, _: self._panel(chunk, block, panel))
 
     def _row_tiles(self, chunk: Chunk, body: Callable[[Value, Value], None], skipped: Value = 0) -> None:
-        """Tiles of the tallest height, then what is left by the shorter ones: body(first row, height).
-
-        So many of the tallest may be skipped.
-        """
-        f = self.f
-
-        def one(_: str, carried: list[str]) -> list[Value]:
-            row = carried[0]
-            left = f.sub(chunk.rows, row)
-            height = self._by_height(left, "i64", self.spec.heights)
-            body(row, height)
-            return [f.add(row, height)]
-
-        f.loop(skipped, chunk.tiles, 1, [("i64", f.mul(skipped, self.spec.heights[0]))], one)
-
-    def _by_height(self, left: Value, type_: str, choices: Sequence[Value]) -> Value:
-        """The choice that belongs to the tallest height that fits into the rows left."""
-        result = choices[-1]
-        for height, choice in reversed(list(zip(self.spec.heights[:-1], choices[:-1], strict=True))):
-            result = self.f.select(type_, self.f.compare("sge", "i64", left, height), choice, result)
-        return result
+        self.row_tiles.over_rows(self.f, chunk.rows, body, count=chunk.tiles, skipped=skipped)
 
     def _micro(self, rows: int, vectors: int, streams: int = 1, *, is_half: bool = False) -> Micro:
         spec = self.spec
@@ -347,7 +311,7 @@ class GemmDriver:
         where B is read in rows, its last vector ends with the row."""
         f, spec = self.f, self.spec
         is_tail = f.compare("eq", "i64", panel, chunk.full_panels)
-        vectors = f.select("i64", is_tail, self._ceil(chunk.tail, spec.lanes), spec.vectors)
+        vectors = f.select("i64", is_tail, self.f.ceil_div(chunk.tail, spec.lanes), spec.vectors)
         columns = f.select("i64", is_tail, chunk.tail, spec.panel_columns)
         spare: Value = 0
         if spec.b_rows:
@@ -393,7 +357,7 @@ class GemmDriver:
             kernel = (
                 kernels[spec.heights.index(height)]
                 if known
-                else self._by_height(f.sub(chunk.rows, row), "ptr", kernels)
+                else self.row_tiles.by_height(f, f.sub(chunk.rows, row), "ptr", kernels)
             )
             a = self._a_tile(chunk, block, row)
             self._fetch_operands(block, out, height)

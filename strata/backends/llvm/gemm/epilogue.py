@@ -62,6 +62,14 @@ def finished(site: Site, sums: str, epilogue: Epilogue | None) -> str:
     return convert(site.f, sums, spec.accumulator, spec.out, site.lanes, spec.target)
 
 
+def put_vector(site: Site, sums: str, epilogue: Epilogue | None, out: str, out_row: Value) -> None:
+    """A vector of sums through the epilogue to its place in an output whose columns are next to each other."""
+    f, spec = site.f, site.spec
+    value = finished(site, sums, epilogue)
+    place = f.address(memory_type(spec.out), out, f.add(f.mul(site.row, out_row), site.column))
+    f.store(memory_type(spec.out, site.lanes), value, place, spec.out.itemsize, site.mask)
+
+
 def emit_finish(module: IrModule, spec: Contraction, name: str, epilogue: Epilogue | None) -> str:
     """Adds the function that stores a tile of sums and returns its name."""
     parameters = [

@@ -537,22 +537,17 @@ class FinishedSums(LoopEmitter):
         joined = divide_exactly(last.extent, width)
         if joined is None:
             flat = f.add(f.mul(row, self.size(width)), column)
-            row, column = self._divided(flat, last.extent) if outer else (0, flat)
+            row, column = f.divided(flat, self.size(last.extent)) if outer else (0, flat)
         elif not outer and joined != 1:
             column = f.add(column, f.mul(row, self.size(width)))
         elif joined != 1:
-            row, within = self._divided(row, joined)
+            row, within = f.divided(row, self.size(joined))
             column = f.add(column, f.mul(within, self.size(width)))
         self.first[last] = column
         for axis in reversed(outer[1:]):
-            row, self.first[axis] = self._divided(row, axis.extent)
+            row, self.first[axis] = f.divided(row, self.size(axis.extent))
         if outer:
             self.first[outer[0]] = row
-
-    def _divided(self, value: Value, by: Dim) -> tuple[Value, Value]:
-        f, size = self.f, self.size(by)
-        quotient = f.op(f"udiv i64 {value}, {size}")
-        return quotient, f.sub(value, f.mul(quotient, size))
 
     def _is_early(self, node: Expr) -> bool:
         """Deep expressions are emitted from the leaves, so that no recursion is deep."""

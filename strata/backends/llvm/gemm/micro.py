@@ -348,7 +348,7 @@ class Micro:
         if group > 1:
             left = f.sub(high, f.mul(end, group))
             start = list(zip(types, values, strict=True))
-            last = f.add(end, f.op(f"udiv i64 {f.add(left, group - 1)}, {group}"))
+            last = f.add(end, f.ceil_div(left, group))
             values = f.loop(end, last, 1, start, lambda i, carried: body(i, carried, 1, left))
         return values
 
@@ -418,10 +418,46 @@ def call_micro(
 
 
 @dataclass(frozen=True, slots=True)
-class TileSet:
-    """Micro-kernels of several heights: how rows split into tiles, and which kernel a tile takes."""
+class TileHeights:
+    """How rows split into tiles: as many of the tallest as fit, then what is left by the shorter ones."""
 
     heights: tuple[int, ...]  # tallest first, the last one 1
+
+    def by_height(self, f: IrFunction, left: Value, type_: str, choices: Sequence[Value]) -> Value:
+        """The choice that belongs to the tallest height that fits into the rows left."""
+        result = choices[-1]
+        for height, choice in reversed(list(zip(self.heights[:-1], choices[:-1], strict=True))):
+            result = f.select(type_, f.compare("sge", "i64", left, height), choice, result)
+        return result
+
+    def count(self, f: IrFunction, rows: Value) -> Value:
+        """Tiles of so many rows."""
+        total: Value = 0
+        for height in self.heights:
+            tiles = f.op(f"udiv i64 {rows}, {height}")
+            total, rows = f.add(total, tiles), f.sub(rows, f.mul(tiles, height))
+        return total
+
+    def over_rows(
+        self, f: IrFunction, rows: Value, body: Callable[[Value, Value], None], *, count: Value | None = None,
+        skipped: Value = 0,
+    ) -> None:  # fmt: skip
+        """body(first row, height) for each tile. Their count may be known, and so many of the tallest be skipped."""
+
+        def one(_: str, carried: list[str]) -> list[Value]:
+            row = carried[0]
+            height = self.by_height(f, f.sub(rows, row), "i64", self.heights)
+            body(row, height)
+            return [f.add(row, height)]
+
+        tiles = self.count(f, rows) if count is None else count
+        f.loop(skipped, tiles, 1, [("i64", f.mul(skipped, self.heights[0]))], one)
+
+
+@dataclass(frozen=True, slots=True)
+class TileSet(TileHeights):
+    """Micro-kernels of several heights."""
+
     vectors: int
     layout: Layout = "rows"
     strided_b: bool = False
@@ -443,29 +479,3 @@ class TileSet:
             arithmetic, RegisterTile(height, vectors), self.layout, strided_b=self.strided_b, blocks=self.blocks
         )
         return "@" + micro.emit(f.module)
-
-    def by_height(self, f: IrFunction, left: Value, type_: str, choices: Sequence[Value]) -> Value:
-        """The choice that belongs to the tallest height that fits into the rows left."""
-        result = choices[-1]
-        for height, choice in reversed(list(zip(self.heights[:-1], choices[:-1], strict=True))):
-            result = f.select(type_, f.compare("sge", "i64", left, height), choice, result)
-        return result
-
-    def count(self, f: IrFunction, rows: Value) -> Value:
-        """Tiles of so many rows."""
-        total: Value = 0
-        for height in self.heights:
-            tiles = f.op(f"udiv i64 {rows}, {height}")
-            total, rows = f.add(total, tiles), f.sub(rows, f.mul(tiles, height))
-        return total
-
-    def over_rows(self, f: IrFunction, rows: Value, body: Callable[[Value, Value], None]) -> None:
-        """Tiles of the tallest height, then what is left by the shorter ones: body(first row, height)."""
-
-        def one(_: str, carried: list[str]) -> list[Value]:
-            row = carried[0]
-            height = self.by_height(f, f.sub(rows, row), "i64", self.heights)
-            body(row, height)
-            return [f.add(row, height)]
-
-        f.loop(0, self.count(f, rows), 1, [("i64", 0)], one)

@@ -19,7 +19,7 @@ from typing import Final
 
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, element_of, lanes_of, vector
-from strata.backends.llvm.ir.native import each_point
+from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import Dim, DType, Target, i32
 
@@ -106,7 +106,7 @@ def emit_pack_b(module: IrModule, panels: Panels, name: str | None = None, load:
     name = name or panels.name
     if module.has(name):
         return name
-    f = module.function(name, [("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")])
+    f = template(module, name)
     source, packed = (f.load("ptr", f.address("i64", "%args", i), 8) for i in range(2))
     n, k, k_stride, n_stride, source_batch, packed_batch = (
         f.load("i64", f.address("i64", "%args", i), 8) for i in range(2, len(PACK_SLOTS))
@@ -114,11 +114,11 @@ def emit_pack_b(module: IrModule, panels: Panels, name: str | None = None, load:
     real_n, real_k = f.mul(n, panels.parts), f.mul(k, panels.parts)
     size = panels.packed.itemsize
     whole_k = f.round_down(f.add(real_k, panels.group - 1), panels.group)
-    per_batch = f.op(f"udiv i64 {f.add(real_n, panels.columns - 1)}, {panels.columns}")
+    per_batch = f.ceil_div(real_n, panels.columns)
 
     def chunk(index: str, _: list[str]) -> None:
-        batch = f.op(f"udiv i64 {index}, {per_batch}")
-        column = f.mul(f.sub(index, f.mul(batch, per_batch)), panels.columns)
+        batch, panel = f.divided(index, per_batch)
+        column = f.mul(panel, panels.columns)
         origin = f.address(memory_type(panels.source), source, f.mul(f.mul(batch, source_batch), panels.parts))
         before = f.mul(column, f.add(whole_k, panels.head))
         base = f.address("i8", packed, f.mul(f.add(f.mul(batch, packed_batch), before), size))
@@ -167,7 +167,7 @@ def pack_panel(
 def _write_head(f: IrFunction, panels: Panels, base: str, width: Value, k: Value) -> None:
     """What the sums of a packed panel's columns start at."""
     arithmetic = GemmArithmetic(panels.packed, panels.packed, i32, panels.target)
-    steps = f.op(f"udiv i64 {f.add(k, panels.group - 1)}, {panels.group}")
+    steps = f.ceil_div(k, panels.group)
     step_bytes = f.mul(width, panels.group)
 
     def one(at: str, _: list[str]) -> None:

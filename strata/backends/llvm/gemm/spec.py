@@ -12,7 +12,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 from strata.backends.llvm.gemm.arith import GemmArithmetic
 from strata.backends.llvm.gemm.micro import Layout
@@ -340,6 +340,14 @@ SOME_ALONE, ALONE = 1.05, 1.5  # time of a chunk some or all of whose panels are
 FLOPS, BYTES = 100e9, 30e9  # one core's arithmetic and reading, per second; what matters are ratios
 
 
+class EpilogueFields(TypedDict, total=False):
+    """What planners are told of an epilogue: fields of `Contraction`."""
+
+    epilogue: str
+    epilogue_pointers: tuple[str, ...]
+    epilogue_numbers: tuple[str, ...]
+
+
 def plan_contraction(
     m: int,
     n: int,
@@ -361,9 +369,7 @@ def plan_contraction(
     in_place: bool = False,
     is_pair: bool = False,
     chunk_seconds: float = CHUNK_SECONDS,
-    epilogue: str = "",
-    epilogue_pointers: tuple[str, ...] = (),
-    epilogue_numbers: tuple[str, ...] = (),
+    **ending: Unpack[EpilogueFields],
 ) -> Contraction:
     """Tiles, blocks and chunks for sizes, or for their upper bounds where they are symbolic.
 
@@ -386,11 +392,10 @@ def plan_contraction(
         streams = tuple(min(STREAMS, rule.heights[0] // rows) for rows in range(1, rule.heights[0]))
     spec = Contraction(
         target, a, b or a, out, accumulator, is_complex, is_pair, k > 1, heights=rule.heights, vectors=rule.vectors,
-        tails=tuple(range(1, rule.vectors + 1)),
-        streams=streams if fewest <= len(streams) else (), batch_rank=batch_rank, unit_columns=unit_columns,
-        waits_in_output=out is accumulator and unit_columns and not in_place and not is_pair, epilogue=epilogue,
+        tails=tuple(range(1, rule.vectors + 1)), streams=streams if fewest <= len(streams) else (),
+        waits_in_output=out is accumulator and unit_columns and not in_place and not is_pair,
         blocks=ProductBlocks.of_matmul(k, 2 if is_complex else 1) if accumulator.is_float else None,
-        chunk_seconds=chunk_seconds, epilogue_pointers=epilogue_pointers, epilogue_numbers=epilogue_numbers,
+        batch_rank=batch_rank, unit_columns=unit_columns, chunk_seconds=chunk_seconds, **ending,
     )  # fmt: skip
     spec = replace(
         spec,
@@ -401,9 +406,8 @@ def plan_contraction(
     if converts and not is_open and fewest >= CONVERTED_ROWS and n > 2 * spec.panel_columns:
         a_unit_k = False
     if is_open and a_unit_k and not is_complex:
-        spec = replace(
-            spec, is_open=True, chunk_rows=min(OPEN_ROWS, -(-max(m, 1) // rule.heights[0]) * rule.heights[0])
-        )
+        rows = -(-max(m, 1) // rule.heights[0]) * rule.heights[0]
+        spec = replace(spec, is_open=True, chunk_rows=min(OPEN_ROWS, rows))
     elif a_unit_k:
         spec = _with_chunks(spec, m, n, k, batch, max(fewest, 1), m_exact)
     else:
@@ -419,12 +423,10 @@ def plan_contraction(
     row_bytes = spec.chunk_rows * accumulator.itemsize
     unit = spec.blocks.terms if spec.blocks is not None else 8
     block = max(unit, min(A_BLOCK_BYTES // row_bytes, 512) // unit * unit)
-    panels = (
-        spec.chunk_panels
-        if spec.waits_in_output
-        else max(1, SUMS_BYTES // (row_bytes * spec.panel_columns * spec.matrices))
-    )
-    return replace(spec, a_packed=True, k_block=block, streams=(), chunk_panels=min(spec.chunk_panels, panels))
+    panels = spec.chunk_panels
+    if not spec.waits_in_output:
+        panels = min(panels, max(1, SUMS_BYTES // (row_bytes * spec.panel_columns * spec.matrices)))
+    return replace(spec, a_packed=True, k_block=block, streams=(), chunk_panels=panels)
 
 
 def with_ending(spec: Contraction, k: int) -> Contraction:
@@ -443,9 +445,8 @@ def with_half_tail(spec: Contraction, n: int) -> Contraction:
     left = n % spec.panel_columns
     plain = spec.a is spec.b is spec.accumulator and spec.accumulator.is_float and not (spec.is_complex or spec.a_runs)
     is_enough = 0 < left % spec.lanes <= spec.lanes // 2
-    if not (plain and is_enough and spec.target.splits_vectors and len(spec.tails) == 1):
-        return spec
-    return replace(spec, half_tail=True)
+    taken = plain and is_enough and spec.target.splits_vectors and len(spec.tails) == 1
+    return replace(spec, half_tail=True) if taken else spec
 
 
 def in_rows(spec: Contraction, m: int, n: int, k: int, batch: int = 1) -> Contraction | None:
@@ -492,11 +493,9 @@ def with_even_tiles(spec: Contraction, m: int) -> Contraction:
     last = m % height
     streams = spec.streams[m - 1] if 0 < m <= len(spec.streams) else 0
     return replace(
-        spec,
-        heights=(height, last) if last else (height,),
-        chunk_rows=tiles * height,
+        spec, heights=(height, last) if last else (height,), chunk_rows=tiles * height,
         streams=(*(0 for _ in range(m - 1)), streams) if streams > 1 else (),
-    )
+    )  # fmt: skip
 
 
 def for_rows(spec: Contraction, m: int) -> Contraction:

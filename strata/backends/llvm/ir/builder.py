@@ -242,6 +242,23 @@ class IrFunction:
             return max(a, b)
         return self.intrinsic("smax", "i64", a, b)
 
+    def divided(self, value: Value, by: Value) -> tuple[Value, Value]:
+        """Quotient and remainder of numbers that are not negative."""
+        quotient = self.op(f"udiv i64 {value}, {by}")
+        return quotient, self.sub(value, self.mul(quotient, by))
+
+    def ceil_div(self, value: Value, by: Value) -> str:
+        """The quotient of numbers that are not negative, rounded up."""
+        return self.op(f"udiv i64 {self.add(value, self.sub(by, 1))}, {by}")
+
+    def digits(self, number: Value, sizes: Sequence[Value]) -> list[Value]:
+        """The number of an element as its place along each axis, the last one fastest; before them, what is left."""
+        places: list[Value] = []
+        for size in reversed(sizes):
+            number, place = self.divided(number, size)
+            places.insert(0, place)
+        return [number, *places]
+
     def round_down(self, a: Value, multiple: int) -> Value:
         """The largest multiple of a power of two that is at most `a` (a ≥ 0)."""
         assert multiple & (multiple - 1) == 0
@@ -337,6 +354,10 @@ class IrFunction:
     def binary(self, operation: str, type_: str, a: Value, b: Value) -> str:
         """One instruction with two operands of one type: `fadd`, `mul nsw`, `lshr`…"""
         return self.op(f"{operation} {type_} {a}, {b}")
+
+    def both(self, a: str, b: str) -> str:
+        """Whether two conditions hold, of which the first may be none."""
+        return b if a == "true" else self.binary("and", "i1", a, b)
 
     def compare(self, predicate: str, type_: str, a: Value, b: Value) -> str:
         """`olt`-like predicates compare floats, `slt`-like ones integers and pointers."""
@@ -442,6 +463,15 @@ class IrFunction:
                 some(whole, self.mask_below(lanes, rest))
         elif lanes > 1:
             self.if_(self.compare("sgt", "i64", rest, 0), lambda: some(whole, self.mask_below(lanes, rest)))
+
+    def fill(self, type_: str, to: Value, count: Value, value: Value) -> None:
+        """The same element, or vector of them, at `count` elements from an address on."""
+        element, size = element_of(type_), bits_of(type_) // 8
+
+        def one(at: str, _: list[str]) -> None:
+            self.store(type_, value, self.address(element, to, at), size)
+
+        self.loop(0, count, lanes_of(type_), [], one)
 
     def if_(
         self,

@@ -30,6 +30,11 @@ def kernel(module: IrModule, name: str) -> IrFunction:
     return module.function(name, (("ptr", "arguments"), ("i64", "begin"), ("i64", "end")))
 
 
+def template(module: IrModule, name: str) -> IrFunction:
+    """The same for a template, whose arguments alias nothing else."""
+    return module.function(name, (("ptr noalias", "args"), ("i64", "begin"), ("i64", "end")))
+
+
 def arguments(f: IrFunction, kinds: str) -> list[str]:
     """The first slots of the argument block: `p` for a pointer, `i` for a number."""
     types = {"p": "ptr", "i": "i64"}

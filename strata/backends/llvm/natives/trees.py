@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value
-from strata.backends.llvm.ir.native import arguments, kernel, number_slots, numbers, while_loop
+from strata.backends.llvm.ir.native import arguments, each_point, kernel, number_slots, numbers, while_loop
 from strata.backends.llvm.ir.overrides import Holding, NativeCall, NativeOp, Planned, Sizes, Slot, override
 from strata.core import DType, Target
 from strata.mir import Node
@@ -122,8 +122,7 @@ def _emit_walk(module: IrModule, name: str, dtype: DType, *, lost: bool) -> None
 
         f.if_(f.compare("sge", "i64", f.sub(end, first), MANY), by_rows, by_trees)
 
-    f.loop("%begin", "%end", 1, (), task)
-    f.ret()
+    each_point(f, task)
 
 
 def _emit_pack(module: IrModule, dtype: DType) -> None:
@@ -202,8 +201,7 @@ def _walks_of(node: Node, forest: _Forest) -> NativeOp:
         _emit_walk(module, "walk_lost", x.dtype, lost=True)
         _emit_pack(module, x.dtype)
         f = kernel(module, "clear")
-        f.loop("%begin", "%end", 1, (), lambda i, _: f.store("i32", 0, f.address("i32", arguments(f, "p")[0], i), 4))
-        f.ret()
+        each_point(f, lambda i, _: f.store("i32", 0, f.address("i32", arguments(f, "p")[0], i), 4))
 
     def plan(sizes: Sizes) -> Planned:
         (count, width), (nodes,), (trees,) = (numbers(v.shape, sizes) for v in (x, splits, roots))

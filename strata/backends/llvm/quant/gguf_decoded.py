@@ -1,4 +1,4 @@
-"""Matmul with blocks that no product of whole numbers suits: rows of weights are decoded in the cache, in pieces.
+"""Matmul with GGUF blocks that integer dot products do not fit: weights are decoded in the cache, piece by piece.
 
 Codebooks, 8-bit floats, lists of values and groups of other sizes come out as f32, and are multiplied in f32 with every
 row of x. A piece is decoded once for all of them; what is decoded never leaves the core's own cache.

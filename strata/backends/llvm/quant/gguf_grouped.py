@@ -139,8 +139,7 @@ class _Blocks(_Grouped):
         block = f.alloca("i64", 7)
 
         def chunk(index: str, _: list[str]) -> None:
-            expert = f.op(f"udiv i64 {index}, {given['parts']}")
-            part = f.sub(index, f.mul(expert, given["parts"]))
+            expert, part = f.divided(index, given["parts"])
             begin, end = (f.load("i64", f.address("i64", given["first"], f.add(expert, i)), 8) for i in range(2))
             rows = f.sub(end, begin)
 
@@ -158,7 +157,7 @@ class _Blocks(_Grouped):
                 f.call("void", function, ("ptr", block), ("i64", low), ("i64", high))
 
             lanes = panel_rows(self.target)
-            panels = f.op(f"udiv i64 {f.add(given['n'], lanes - 1)}, {lanes}")
+            panels = f.ceil_div(given["n"], lanes)
             quarters, left = (f.op(f"{op} i64 {given['n']}, {STREAMS}") for op in ("udiv", "urem"))
             points = f.add(quarters, left)  # of `rows`: see row_points
 
@@ -308,7 +307,7 @@ class _DecodeMultiply(GroupedMultiply):
     def shared_rows(self) -> tuple[Value, Value]:
         """How many rows share scales, and how many times there are so many."""
         size: Value = self.scheme.block_size or self.f.smax(self.k, 1)
-        return size, self.f.op(f"udiv i64 {self.f.add(self.k, self.f.sub(size, 1))}, {size}")
+        return size, self.f.ceil_div(self.k, size)
 
     def one_by_one(
         self, codes: str, expert: Value, start: Value, end: Value, column: Value, place: str, left: Value

@@ -200,7 +200,7 @@ class WideRows:
         self.blocks = f.op(f"udiv i64 {self.k}, {self.form.elements}")
         self.row_bytes = f.mul(self.blocks, self.form.bytes)
         self.whole = f.op(f"udiv i64 {self.blocks}, {self.step.blocks}")
-        self.steps = f.op(f"udiv i64 {f.add(self.blocks, self.step.blocks - 1)}, {self.step.blocks}")
+        self.steps = f.ceil_div(self.blocks, self.step.blocks)
         self.step_bytes = self.step.blocks * self.form.bytes
         self.room = -(-self.step_bytes // 64) * 64
         self.copies = f.alloca("i8", STREAMS * self.room) if self.step.blocks > 1 else ""

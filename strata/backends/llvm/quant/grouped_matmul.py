@@ -195,8 +195,8 @@ class GroupedMultiply:
 
     def chunk(self, index: str) -> None:
         f = self.f
-        expert = f.op(f"udiv i64 {index}, {self.blocks}")
-        column = f.mul(f.sub(index, f.mul(expert, self.blocks)), self.columns)
+        expert, block = f.divided(index, self.blocks)
+        column = f.mul(block, self.columns)
         begin, end = (f.load("i64", f.address("i64", self.first, f.add(expert, i)), 8) for i in range(2))
         rows = f.sub(end, begin)
         x = f.address(self.element, self.x, f.mul(begin, self.k))

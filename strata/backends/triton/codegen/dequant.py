@@ -1,4 +1,4 @@
-"""Products with quantised weights, which stay as they are in memory.
+"""Matmuls with quantised weights, which stay quantised in memory.
 
 For few rows, weights become numbers in registers, where they are multiplied and added up in f32. For more of them, a
 first program writes the weights in the type of x to scratch memory, and a matmul of tensor cores follows.

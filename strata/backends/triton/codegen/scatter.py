@@ -1,4 +1,4 @@
-"""Rows added where ids say, as in the gradient of an embedding: few of the terms of a row are any but 0.
+"""Scatter-add of rows by ids, as in the gradient of an embedding: of the terms of a row, few are not 0.
 
 A program takes the columns of some rows and looks at all ids, many at a time. It counts those that are of its rows, and
 so knows where the next few of them are. What they name is loaded together, and added in the order of the ids.

@@ -12,7 +12,6 @@ from typing import Any
 
 from strata.errors import RunError
 
-LEGACY_STREAM = 1  # the handle of the default stream, which all other streams of its kind wait for
 _EVENT_WITHOUT_TIMES = 2
 _SERIAL_BUT_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _EARLY = 1  # an edge of a graph whose second kernel may begin, and waits, when all programs of the first have begun

@@ -1,4 +1,4 @@
-"""What calls Triton's compiler, and imports nothing of strata: `workers.py` runs this file as a program of its own.
+"""Triton's compiler as a program of its own: it imports nothing of strata, and `workers.py` runs several of it.
 
 A worker reads a job from each line of its input and answers each with a line: what a binary is made of, or what went
 wrong. It is ready in a tenth of the time that strata takes to be imported.

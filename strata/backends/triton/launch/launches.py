@@ -1,4 +1,4 @@
-"""Launch sequences: a plan's launches over numbered memory, done one by one, or as one CUDA graph when they come again.
+"""Launch sequences: a plan's launches over numbered memory, one by one, or as one CUDA graph when they repeat.
 
 The graph is made once for a sequence. What changes from run to run is where inputs and results are: those addresses
 are set in the graph, launch by launch, where they differ from the last run's.

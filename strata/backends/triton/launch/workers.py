@@ -70,10 +70,13 @@ def compile_ahead(
 
 
 def _done_here(job: CompileJob) -> Binary | str:
+    """As a worker answers: whatever goes wrong is told, since who waits for the answer must get one."""
     try:
         return binary_of(run_job(job), job)
     except CompileError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001 - as in a worker
+        return str(job.rejected(jobs.reason(error)))
 
 
 @dataclass

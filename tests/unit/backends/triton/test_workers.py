@@ -93,6 +93,20 @@ def test_without_processes_the_jobs_are_done_here(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("other_workers")
+def test_a_binary_that_cannot_be_read_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_job(job: compiling.CompileJob) -> object:
+        return f"no binary of {job.name}"
+
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", "/there/is/no/python")
+    monkeypatch.setattr(compiling, "triton_version", lambda: "3.6")
+    monkeypatch.setattr(workers, "run_job", run_job)
+    found = workers.compile_ahead(programs(*"abcdef"), GPU, workers=2)
+    assert len(found) == len("abcdef")
+    assert all("'str' object has no attribute 'asm'" in told for told in found.values())
+
+
+@pytest.mark.usefixtures("other_workers")
 def test_an_error_while_programs_are_written_ends_the_workers() -> None:
     def written() -> Iterator[TritonProgram]:
         yield from programs(*"abcdef")
