@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu_page rows.json docs/benchmarks-gpu.md [earlier.json]
 
-Rows of `benchmarks.device_calls` and `benchmarks.device_decode` may stand among those of `benchmarks.gpu`.
+Rows of `benchmarks.device_calls`, `benchmarks.device_decode` and `benchmarks.gpu_sweep blocks` may stand among those of
+`benchmarks.gpu`.
 Peers that were not run this time have the times of an earlier run, if its rows are given, and the page says so.
 """
 
@@ -14,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Bar, bars
+from strata.ops import gguf_blocks
+
+COPY = 4.1  # TB/s
+MOST_ROWS = 8  # that are multiplied with weights as they are
 
 HEAD = """# Benchmarks on a GPU
 
@@ -128,6 +133,22 @@ def as_users_see_it(rows: list[dict[str, Any]]) -> list[str]:
     return parts
 
 
+def swept(rows: list[dict[str, Any]]) -> list[str]:
+    """Few rows with quantised weights by the best schedule, and how fast the weights are read (`gpu_sweep`)."""
+    lines = ["| format | rows x terms x columns | µs | weights, TB/s | of the copy bandwidth | schedule |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in rows:
+        *_, name, m = row.get("kind", " ").split(" ")
+        if "best" not in row or int(m) > MOST_ROWS:
+            continue
+        form, (n, k) = gguf_blocks.block_format(name), row["sizes"]
+        ms, text = row["best"][0]
+        speed = n * k / form.elements * form.bytes / ms / 1e9
+        lines.append(f"| {name} | {m} x {k} x {n} | {1e3 * ms:.1f} | {speed:.2f} | {speed / COPY:.2f} | {text} |")
+    about = "By `python -m benchmarks.gpu_sweep blocks`: weights take turns, so that none is in L2 when it is read."
+    return ["## Quantised weights from memory, x in bf16\n", about + "\n", "\n".join(lines) + "\n"] if lines[2:] else []
+
+
 def page(rows: list[dict[str, Any]], *, has_earlier: bool = False) -> str:
     about = rows[0]
     found = [r for r in rows[1:] if "of_best_peer" in r]
@@ -136,6 +157,7 @@ def page(rows: list[dict[str, Any]], *, has_earlier: bool = False) -> str:
         mine = [r for r in found if r["group"] == group]
         if mine:
             parts += [f"## {title}\n", *([NOTES[group] + "\n"] if group in NOTES else []), table(mine) + "\n"]
+    parts += swept(rows)
     parts += as_users_see_it(rows)
     failed = [r for r in rows[1:] if "fails" in r or not r.get("right", True)]
     if failed:
