@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from strata.arguments import public
 from strata.core import as_dtype, here, new_lock
 from strata.errors import FileError, OptionError
 from strata.lir import Step
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 MOST_EVENTS = 2_000_000  # kept in memory; a longer trace ends early and says so
 
 
+@public
 class Tracer:
     """Collects events until it is written."""
 
@@ -162,6 +164,7 @@ def _attention(step: Step) -> dict[str, str]:
 _active: list[Tracer] = []
 
 
+@public
 class trace:  # noqa: N801 - used as a block, like a function
     """Trace all compiles and runs of this process inside the block, from every thread, into a file.
 
