@@ -116,14 +116,22 @@ class Tracer:
 
     def write(self, path: str | Path) -> None:
         """The file, whole or not at all."""
-        head: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": self._pid, "args": {"name": "strata"}}]
+        about = {"cat": "__metadata", "ph": "M", "ts": 0, "pid": self._pid}
+        head: list[dict[str, Any]] = [{"name": "process_name", **about, "tid": 0, "args": {"name": "strata"}}]
         head += [
-            {"name": "thread_name", "ph": "M", "pid": self._pid, "tid": tid, "args": {"name": name}}
-            for tid, name in self._names.items()
+            {"name": "thread_name", **about, "tid": tid, "args": {"name": name}} for tid, name in self._names.items()
         ]
         if self.dropped:
             head.append(
-                {"name": f"{self.dropped} events left out", "ph": "i", "s": "g", "ts": 0, "pid": self._pid, "tid": 0}
+                {
+                    "name": f"{self.dropped} events left out",
+                    "cat": "trace",
+                    "ph": "i",
+                    "s": "g",
+                    "ts": 0,
+                    "pid": self._pid,
+                    "tid": 0,
+                }
             )
         with self._lock:
             events = [*head, *sorted(self.events, key=lambda e: (e["ts"], -e["dur"]))]
