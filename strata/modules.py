@@ -120,7 +120,7 @@ class LateTable(dict[str, T]):
     def __len__(self) -> int:
         return dict.__len__(self.filled())
 
-    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, name: str, default: Any = None) -> Any:
         return super().get(name, default) if name in self else default
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
