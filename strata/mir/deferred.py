@@ -13,7 +13,7 @@ from strata.errors import ShapeError
 from strata.modules import LateTable, imported
 from strata.places import is_comparison, is_users
 
-METHODS: LateTable[Callable[..., Any]] = LateTable(lambda: imported("strata.ops").load())
+METHODS: LateTable[Callable[..., Any]] = LateTable(lambda: imported("strata.ops.families").load())
 
 
 def is_operand(x: object) -> bool:

@@ -50,7 +50,7 @@ class Registry:
         return [self._ops[name] for name in self]
 
 
-REGISTRY = Registry(lambda name: imported("strata.ops").load(name))
+REGISTRY = Registry(lambda name: imported("strata.ops.families").load(name))
 
 
 def some_of(names: Iterable[str], most: int = 12) -> str:
