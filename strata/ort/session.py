@@ -36,18 +36,26 @@ from strata.places import here
 NO_VERSION = (1 << 63) - 1  # of a file that says none
 
 
-@dataclass(frozen=True, eq=False)
 class NodeArg:
     """An input or output: its name, its type in ONNX's words, its sizes: numbers, names, or None."""
 
-    name: str
-    type: str
-    sizes: tuple[int | str | None, ...]
+    def __init__(self, name: str, type: str, shape: Sequence[int | str | None]) -> None:
+        self._name, self._type, self._shape = name, type, tuple(shape)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def type(self) -> str:
+        """Its type, such as `tensor(float)`."""
+        return self._type
 
     @property
     def shape(self) -> Sizes:
-        """The sizes, in a list of the caller's own."""
-        return list(self.sizes)
+        """Its sizes, in a list of the caller's own."""
+        return list(self._shape)
 
     def __repr__(self) -> str:
         return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape!r})"
@@ -378,7 +386,7 @@ class InferenceSession:
             port = self._expected.get(name)
             if port is None:
                 raise InvalidArgument(f"Invalid input name: {name}", code="N701")
-            require_fit(name, x, port.type, port.sizes)
+            require_fit(name, x, port.type, port._shape)
 
     # profiling
 
