@@ -40,11 +40,11 @@ with _names:
     from strata.passes.quant.requantize import Requantize
 
 
-def load_all() -> None:
+def _load_all() -> None:
     """Load every pass: each registers itself."""
     for module in set(_names.homes.values()):
         imported(module)
     PASSES.source = None
 
 
-PASSES.source = load_all
+PASSES.source = _load_all
