@@ -8,6 +8,7 @@ multiplied with it once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import gcd
 
