@@ -85,8 +85,6 @@ def __getattr__(name: str) -> Any:
         return getattr(imported("strata"), instead)
     if name in _TABLE:
         module, attribute = _TABLE[name]
-        if module == "strata.mir":
-            imported("strata.ops")  # a graph without its ops is of no use
         value = getattr(imported(module), attribute)
     elif name in _MODULES:
         return imported(f"strata.{name}")

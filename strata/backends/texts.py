@@ -5,12 +5,12 @@ from __future__ import annotations
 from strata.core import Target
 from strata.errors import LowerError
 from strata.mir import Constant, Graph, Input, Param
-from strata.passes import PassContext, default_passes, run_passes
 
 
 def stablehlo_text(graph: Graph) -> str:
     """A graph of known sizes as one StableHLO module: inputs, then parameters in, results out."""
     from strata.backends.stablehlo.emit import is_native, write_graph
+    from strata.passes import PassContext, default_passes, run_passes
 
     ctx = PassContext(Target.named("baseline"), lambda op, _types=(): is_native(op), frozenset())
     made, _ = run_passes(default_passes(ctx), graph, ctx)

@@ -453,14 +453,22 @@ def dim_prod(dims: Iterable[Dim]) -> Dim:
 def symbols(x: Dim) -> dict[str, Symbol]:
     """The symbols in a size, by name."""
     found: dict[str, Symbol] = {}
-    if isinstance(x, SymExpr):
-        for mono, _ in x.terms:
-            for atom in mono:
-                if isinstance(atom, Symbol):
-                    found[atom.name] = atom
-                else:
-                    found |= symbols(atom.a) | symbols(atom.b)
+    _note_symbols(x, found, set())
     return found
+
+
+def _note_symbols(x: Dim, found: dict[str, Symbol], seen: set[int]) -> None:
+    """Add the symbols in a size: what it has several times is looked at once."""
+    if not isinstance(x, SymExpr) or id(x) in seen:
+        return
+    seen.add(id(x))
+    for mono, _ in x.terms:
+        for atom in mono:
+            if isinstance(atom, Symbol):
+                found.setdefault(atom.name, atom)
+            else:
+                _note_symbols(atom.a, found, seen)
+                _note_symbols(atom.b, found, seen)
 
 
 def substitute(x: Dim, binding: Mapping[str, Dim]) -> Dim:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strata.arguments import public
 from strata.core import Dim, Symbol, Target, TensorType, folded, here
 from strata.errors import OptionError
 from strata.kernel import Kernel, show_kernel
-from strata.lir.fusion import Cut
-from strata.lir.traits import GENERATORS
 from strata.lir.views import Spacing, read_view
 from strata.mir import Graph, Node
 
 if TYPE_CHECKING:
     from strata.lir.manifest import BindingManifest
+    from strata.lir.merge import Cut
 
 ALIGNMENT = 64
 PLANNERS = ("arena", "remap", "off")
@@ -32,6 +32,7 @@ KEPT = ("param", "constant", "weight")  # roles of buffers whose values stay fro
 ROLES = ("input", "param", "constant", "weight", "result", "scratch")
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class MemoryPlanOptions:
     """How scratch memory is planned: what may share bytes, and the multiple of bytes that each buffer starts at.
@@ -113,6 +114,8 @@ class Step:
     @property
     def generates(self) -> bool:
         """Whether it makes random numbers, or positions: as many as a size says, which may be a symbol elsewhere."""
+        from strata.lir.traits import GENERATORS
+
         return any(n.op.name in GENERATORS for n in self.nodes)
 
     @property

@@ -10,7 +10,6 @@ from math import prod
 import numpy as np
 
 from strata.core import Dim, divide_exactly, substitute
-from strata.lir.traits import traits
 from strata.mir import Constant, Input, Node, Param, Value
 
 RUN = 8  # elements side by side of a matmul that has been moved: fewer would leave most lanes of vectors empty
@@ -41,6 +40,8 @@ def read_view(array: np.ndarray, spacing: Spacing, shape: tuple[Dim, ...], bindi
 
 def view_strides(value: Value, base: Value | None = None) -> Spacing | None:
     """Where a chain of movements reads the value it starts from (or `base`, on the way); None if not evenly."""
+    from strata.lir.traits import traits
+
     chain: list[Node] = []
     while value != base and value.node.op.name in VIEWS:
         chain.append(value.node)
@@ -93,6 +94,8 @@ def keeps_runs(value: Value, products: Mapping[Value, Node]) -> bool:
 
     Where only a few elements do, as after a shuffle of pixels, the matmul would be many of a few columns each. What
     is put between, or has sizes that are not known, is taken to lie well."""
+    from strata.lir.traits import traits
+
     if not all(isinstance(d, int) for d in value.shape) or 0 in value.shape:
         return True
     places = np.arange(min(RUN, prod(int(d) for d in value.shape)))

@@ -10,9 +10,10 @@ import numpy as np
 
 from strata.core import Dim, DType, SymExpr, TensorType, here
 from strata.errors import ShapeError
+from strata.modules import LateTable, imported
 from strata.places import is_comparison, is_users
 
-METHODS: dict[str, Callable[..., Any]] = {}
+METHODS: LateTable[Callable[..., Any]] = LateTable(lambda: imported("strata.ops.families").load())
 
 
 def is_operand(x: object) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from strata.errors import OptionError, UnknownNameError
+from strata.modules import LateTable, imported
 
 if TYPE_CHECKING:
     from strata.mir.ir import Op
@@ -14,15 +16,23 @@ if TYPE_CHECKING:
 class Registry:
     """Op classes by name. One is shared by the whole package; a test or a plug-in may hold its own."""
 
-    def __init__(self) -> None:
-        self._ops: dict[str, type[Op]] = {}
+    def __init__(self, load: Callable[[str | None], None] | None = None) -> None:
+        """`load` imports what registers the op of a name that is not there; given None, all ops."""
+        self._load = load
+        self._ops: LateTable[type[Op]] = LateTable(None if load is None else partial(load, None))
+
+    def is_whole(self) -> None:
+        """All ops are registered that will be."""
+        self._load = self._ops.source = None
 
     def add(self, name: str, cls: type[Op]) -> None:
-        if name in self._ops and self._ops[name].__qualname__ != cls.__qualname__:
+        if dict.__contains__(self._ops, name) and self._ops[name].__qualname__ != cls.__qualname__:
             raise OptionError(f"op {name!r} is registered twice: {self._ops[name].__qualname__} and {cls.__qualname__}")
         self._ops[name] = cls
 
     def __getitem__(self, name: str) -> type[Op]:
+        if self._load is not None and not dict.__contains__(self._ops, name):
+            self._load(name)
         if name not in self._ops:
             raise UnknownNameError(f"no op is named {name!r}{near(name, self._ops)}", code="N110")
         return self._ops[name]
@@ -40,7 +50,7 @@ class Registry:
         return [self._ops[name] for name in self]
 
 
-REGISTRY = Registry()
+REGISTRY = Registry(lambda name: imported("strata.ops.families").load(name))
 
 
 def some_of(names: Iterable[str], most: int = 12) -> str:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from strata.models.seq2seq.engine import EncoderDecoder
     from strata.models.seq2seq.model import TextToText
     from strata.models.speculative import NgramDraft
+    from strata.models.text_steps import read_steps
     from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
     from strata.models.vision.detection import Detection, DetectionModel
     from strata.models.vision.language import ImageDecoder
@@ -63,7 +64,7 @@ _PLACES = {
     **dict.fromkeys(("ExpertPool", "ExpertStore", "ExpertStores", "Moves"), "generating.experts"),
     **dict.fromkeys(("affordable_experts", "hit_counts", "merged_mask"), "generating.experts"),
     **dict.fromkeys(("Chosen", "FedRow", "FedSteps", "TokenDraw", "prompt_class", "prompt_rows"), "generating.feeding"),
-    "batches": "embed", "padded": "embed", "pooled": "bert", "unit": "bert",
+    "batches": "embed", "padded": "embed", "read_steps": "text_steps", "pooled": "bert", "unit": "bert",
     "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer", "read_json": "weights",
     **dict.fromkeys(("Call", "CallParser", "Tool", "ToolChoice", "ToolStyle"), "chat"),
     **dict.fromkeys(("call_message", "style_of", "tool_grammar", "with_tools"), "chat"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import numpy as np
 from strata.models.base import Model, compile_built
 from strata.models.bert import BertConfig, build_embedder, build_encoder, graph_of
 from strata.models.modernbert import ModernBertConfig
+from strata.models.text_steps import Scores, Steps, read_steps, reads_types, score_activation
 from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.weights import Weights
 from strata.runtime import CompiledGraph
@@ -24,10 +28,12 @@ class Encoder(TextModel, Model):
     def __init__(
         self, config: BertConfig | ModernBertConfig, weights: Weights, tokenizer: Callable[[], Tokenizer], *,
         pooling: str = "mean", normalize: bool = True, limit: int | None = None, device: str = "cpu",
+        folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.config, self.weights, self.device = config, weights, device
         self.pooling, self.normalize = pooling, normalize
         self.limit = min(limit or config.longest, config.longest)
+        self._folder = folder
         self._make_tokenizer = tokenizer
         self._embedders: dict[tuple[str, bool], CompiledGraph] = {}
         self._whole: CompiledGraph | None = None
@@ -55,11 +61,36 @@ class Encoder(TextModel, Model):
                 arrays.setdefault("token_type_ids", np.zeros(shape, np.int32))
         return super().run(**arrays)
 
-    def embedder(self, pooling: str, normalize: bool) -> CompiledGraph:
-        key = pooling, normalize
+    def embedder(self, pooling: str | None, normalize: bool) -> CompiledGraph:
+        """A graph of one vector for each text; without a pooling, by all the steps that the files name."""
+        key = pooling or "", normalize
         if key not in self._embedders:
-            self._embedders[key] = compile_built(build_embedder(self.config, self.weights, *key), self.device)
+            if pooling is None:
+                steps = self.steps
+                made = self.finished(lambda b, x: steps.finish(b, x, normalize=normalize))
+            else:
+                made = compile_built(build_embedder(self.config, self.weights, pooling, normalize), self.device)
+            self._embedders[key] = made
         return self._embedders[key]
+
+    @cached_property
+    def steps(self) -> Steps:
+        """What is done with the vectors of tokens."""
+        after = ("normalize",) if self.normalize else ()
+        own = Steps(self._folder or Path(), (self.pooling,), after=after)
+        if self._folder is None or not (self._folder / "modules.json").exists():
+            return own
+        return replace(read_steps(self._folder), include_prompt=True)
+
+    @cached_property
+    def activation(self) -> Scores:
+        """What becomes of its scores: as its files say, or the sigmoid of a single one."""
+        return score_activation(self._folder or Path(), self.config.labels)
+
+    @cached_property
+    def reads_types(self) -> bool:
+        """Whether types of tokens tell it the texts of a pair apart."""
+        return self.config.types > 1 and (self._folder is None or reads_types(self._folder))
 
     def finished(self, finish: Callable[[Any, Any], Any]) -> CompiledGraph:
         """A graph of token vectors and what `finish(builder, vectors)` makes of them."""
@@ -85,8 +116,9 @@ class Encoder(TextModel, Model):
         progress: Callable[[int, int], None] | None = None,
     ) -> np.ndarray:  # fmt: skip
         """A vector for the tokens of each text, f32[texts, hidden]."""
-        graph = self.embedder(pooling or self.pooling, self.normalize if normalize is None else normalize)
-        out = np.empty((len(ids), self.config.hidden), np.float32)
+        chosen = pooling or (self.pooling if self.steps.is_plain else None)
+        graph = self.embedder(chosen, self.normalize if normalize is None else normalize)
+        out = np.empty((len(ids), self.config.hidden if chosen else self.steps.width(self.config.hidden)), np.float32)
         done = 0
         for batch in batches([len(i) for i in ids]):
             block, mask = padded([ids[i] for i in batch])
@@ -104,17 +136,16 @@ class Encoder(TextModel, Model):
     def score_pairs(
         self, pairs: Sequence[tuple[str, str]], progress: Callable[[int, int], None] | None = None
     ) -> tuple[np.ndarray, int]:
-        """The score of each pair of texts, from 0 to 1, f32[pairs], and how many tokens were read."""
+        """The score of each pair of texts, f32[pairs], and how many tokens were read."""
         found = self.tokenizer.encode_pairs(pairs, self.limit)
         out = np.empty(len(found), np.float32)
         done = 0
         for batch in batches([len(ids) for ids, _ in found]):
             block, mask = padded([found[i][0] for i in batch])
             arrays: dict[str, np.ndarray] = {"input_ids": block, "attention_mask": mask}
-            if self.config.types:
+            if self.reads_types:
                 arrays["token_type_ids"] = padded([found[i][1] for i in batch])[0]
-            logits = self.run(**arrays)["logits"].reshape(-1).astype(np.float64)
-            out[batch] = 1 / (1 + np.exp(-logits))
+            out[batch] = self.activation(self.run(**arrays)["logits"]).reshape(-1)
             done += len(batch)
             if progress is not None:
                 progress(done, len(found))

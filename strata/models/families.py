@@ -25,6 +25,7 @@ from strata.models.generate import Decoder
 from strata.models.llama import LlamaGraph, gguf_names
 from strata.models.modernbert import ModernBertConfig
 from strata.models.rotary_bert import RotaryConfig
+from strata.models.text_steps import pooling_modes, text_limit
 from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
 from strata.models.weights import Weights, folder_weights, model_text, read_json, without_prefix
 
@@ -134,16 +135,12 @@ def _load_encoder(folder: Path, kind: Any, settings: dict[str, Any], weights: An
     labels = heads[0] if heads else 0
     config = kind.from_json(settings, labels)
     config.check(weights)
-    pooling, normalize, limit = "mean", True, None
+    pooling, normalize = "mean", True
     if (folder / "1_Pooling" / "config.json").exists():
-        modes = read_json(folder / "1_Pooling" / "config.json")
-        keys = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
-        pooling = next((k for k, v in keys.items() if modes.get(f"pooling_mode_{v}")), "mean")
+        pooling = pooling_modes(read_json(folder / "1_Pooling" / "config.json"))[0]
     if (folder / "modules.json").exists():
         normalize = "Normalize" in model_text(folder / "modules.json")
-    if (folder / "sentence_bert_config.json").exists():
-        limit = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
     return Encoder(
         config, weights, lambda: folder_tokenizer(folder), pooling=pooling, normalize=normalize,
-        limit=limit if isinstance(limit, int) and limit > 0 else None, device=device,
+        limit=text_limit(folder), device=device, folder=folder,
     )  # fmt: skip

@@ -9,7 +9,16 @@ import numpy as np
 
 from strata.errors import ArgumentError
 from strata.ort.exceptions import InvalidArgument, OrtError, RuntimeException
-from strata.ort.values import OrtDevice, OrtValue, as_feed, at_address, element_dtype, require_host, type_of
+from strata.ort.values import (
+    OrtDevice,
+    OrtValue,
+    OrtValueVector,
+    as_feed,
+    at_address,
+    element_dtype,
+    require_host,
+    type_of,
+)
 from strata.places import here
 
 if TYPE_CHECKING:
@@ -99,6 +108,10 @@ class IOBinding:
     def get_outputs(self) -> list[OrtValue]:
         """The outputs of the last run, in the order in which they were bound."""
         return list(self._results)
+
+    def get_outputs_as_ortvaluevector(self) -> OrtValueVector:
+        """The same, as a vector."""
+        return OrtValueVector(self._results)
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """The outputs of the last run as arrays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ Sizes = list[int | str | None]
 _KINDS = {"seq": 3, "map": 1}  # onnxruntime's numbers of kinds of values
 
 
-def require_fit(name: str, value: Any, declared: str, shape: Sizes) -> None:
+def require_fit(name: str, value: Any, declared: str, shape: Sequence[int | str | None]) -> None:
     """Refuse a value that is not what the model declares, `declared` being a type such as `tensor(float)`."""
     kind = declared.partition("(")[0]
     if isinstance(value, dict) and type_of(value) != declared:
@@ -45,7 +46,7 @@ def _require_type(array: np.ndarray, declared: str) -> None:
         raise InvalidArgument(f"Unexpected input data type. Actual: ({actual}) , expected: ({declared})", code="D701")
 
 
-def _require_shape(name: str, given: tuple[int, ...], declared: Sizes) -> None:
+def _require_shape(name: str, given: tuple[int, ...], declared: Sequence[int | str | None]) -> None:
     if len(declared) != len(given):
         raise InvalidArgument(
             f"Invalid rank for input: {name} Got: {len(given)} Expected: {len(declared)} Please fix either the "

@@ -36,13 +36,26 @@ from strata.places import here
 NO_VERSION = (1 << 63) - 1  # of a file that says none
 
 
-@dataclass(frozen=True, eq=False)
 class NodeArg:
     """An input or output: its name, its type in ONNX's words, its sizes: numbers, names, or None."""
 
-    name: str
-    type: str
-    shape: Sizes
+    def __init__(self, name: str, type: str, shape: Sequence[int | str | None]) -> None:
+        self._name, self._type, self._shape = name, type, tuple(shape)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def type(self) -> str:
+        """Its type, such as `tensor(float)`."""
+        return self._type
+
+    @property
+    def shape(self) -> Sizes:
+        """Its sizes, in a list of the caller's own."""
+        return list(self._shape)
 
     def __repr__(self) -> str:
         return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape!r})"
@@ -373,7 +386,7 @@ class InferenceSession:
             port = self._expected.get(name)
             if port is None:
                 raise InvalidArgument(f"Invalid input name: {name}", code="N701")
-            require_fit(name, x, port.type, port.shape)
+            require_fit(name, x, port.type, port._shape)
 
     # profiling
 
@@ -384,25 +397,41 @@ class InferenceSession:
         path = f"{self._sess_options.profile_file_prefix}_{stamp}.json"
         self._started = time.monotonic_ns()
         tracing = trace(path)
-        tracing.__enter__()
-        self._profile = path, tracing
+        self._profile = path, tracing, tracing.__enter__()
 
     def get_profiling_start_time_ns(self) -> int:
         """When profiling began, by the monotonic clock; 0 where it is off."""
         return self._started
 
     def end_profiling(self) -> str:
-        """Write the trace of compiling and of all kernels, which Perfetto and Chrome show, and return its path."""
+        """Write the trace of compiling and of all kernels, which Perfetto and Chrome show, and return its path.
+
+        Events are called as onnxruntime calls them: those of kernels are of the category Node, with `op_name` among
+        the arguments; all others of the category Session.
+        """
         with self._lock:
             if self._profile is None:
                 return ""
-            (path, tracing), self._profile = self._profile, None
+            (path, tracing, tracer), self._profile = self._profile, None
+        for event in tracer.events:
+            _rename(event)
         tracing.__exit__(None, None, None)
         return str(path)
 
 
+def _rename(event: dict[str, Any]) -> None:
+    """An event of a trace under the names that onnxruntime gives."""
+    if event["cat"] in ("kernel", "op"):
+        event["args"] = {**event["args"], "op_name": event["name"], "provider": "CPUExecutionProvider"}
+        event["name"] += "_kernel_time"
+        event["cat"] = "Node"
+    else:
+        event["name"] = "model_run" if event["cat"] == "run" else event["name"]
+        event["cat"] = "Session"
+
+
 def _node_arg(port: onnx.Port, free: Mapping[str, int]) -> NodeArg:
-    dims: Sizes = [free.get(d, d) if isinstance(d, str) else d for d in port.dims]
+    dims = tuple(free.get(d, d) if isinstance(d, str) else d for d in port.dims)
     return NodeArg(port.name, port.type_name, dims)
 
 

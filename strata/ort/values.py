@@ -260,6 +260,22 @@ class OrtValue:
         np.copyto(target, source.reshape(target.shape))
 
 
+class OrtValueVector(list[OrtValue]):
+    """Values in a row, as bindings hand them out."""
+
+    def push_back(self, value: OrtValue) -> None:
+        """Add a value at the end."""
+        self.append(value)
+
+    def element_type_at(self, index: int) -> int:
+        """The number of the element type of a value."""
+        return self[index].element_type()
+
+    def bool_tensor_indices(self) -> list[int]:
+        """Which values are tensors of truth values."""
+        return [i for i, x in enumerate(self) if x.data_type() == "tensor(bool)"]
+
+
 def at_address(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> np.ndarray:
     """An array over memory that somebody else holds."""
     sizes = require_sizes(shape)

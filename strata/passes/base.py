@@ -15,6 +15,7 @@ from strata.core import Target, TensorType
 from strata.errors import DTypeError, OptionError, ParseError, ShapeError, UnknownNameError, VerifyError
 from strata.kinds import shown
 from strata.mir import Graph, Op, Value, as_tuple, field_symbols, near, origin_of, verify
+from strata.modules import LateTable
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def with_results(graph: Graph, results: Sequence[Value]) -> Graph:
     return made
 
 
-PASSES: dict[str, type[Pass]] = {}
+PASSES: LateTable[type[Pass]] = LateTable()
 
 
 def register(cls: type[Pass]) -> type[Pass]:

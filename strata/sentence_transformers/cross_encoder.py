@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,46 +13,13 @@ from strata.core import progress as progress_bar
 from strata.errors import OptionError
 from strata.models import Encoder, batches, load, padded, read_json
 from strata.places import here
+from strata.sentence_transformers.arguments import chosen_prompt, renamed, require_device
 from strata.sentence_transformers.encoder import model_folder
-from strata.sentence_transformers.modules import reads_types, text_limit
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))), np.float32)
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
     risen = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(risen / risen.sum(-1, keepdims=True))
-
-
-def _same(x: np.ndarray) -> np.ndarray:
-    return x
-
-
-# what files name, by the last part of the name: torch.nn.modules.linear.Identity
-_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "Identity": _same, "Sigmoid": _sigmoid, "Tanh": np.tanh, "ReLU": lambda x: np.maximum(x, 0),
-}  # fmt: skip
-
-
-def _said_activation(folder: Path) -> Callable[[np.ndarray], np.ndarray] | None:
-    """What the files of a model say becomes of its scores, where they do; many rerankers give them as they are."""
-    config, beside = folder / "config.json", folder / "config_sentence_transformers.json"
-    said = read_json(config) if config.exists() else {}
-    own = said.get("sentence_transformers")
-    named = own.get("activation_fn") if isinstance(own, dict) else None
-    named = named or said.get("sbert_ce_default_activation_function")
-    named = named or (read_json(beside).get("activation_fn") if beside.exists() else None)
-    if named is None:
-        return None
-    found = _ACTIVATIONS.get(str(named).rsplit(".", 1)[-1])
-    if found is None:
-        known = ", ".join(_ACTIVATIONS)
-        raise OptionError(
-            f"{folder}: activation {named!r} is not one of {known}", code="O721", place=here(), fix="activation_fn=…"
-        )
-    return found
 
 
 class CrossEncoder:
@@ -66,16 +32,21 @@ class CrossEncoder:
         max_length: int | None = None,
         activation_fn: Callable[[np.ndarray], np.ndarray] | None = None,
         device: str | None = None,
+        prompts: dict[str, str] | None = None,
+        default_prompt_name: str | None = None,
     ) -> None:
         folder = model_folder(model_name_or_path)
         found = load(folder, device=device or "cpu")
         if not isinstance(found, Encoder) or not found.config.labels:
             raise OptionError(f"{folder} has no head that scores texts", code="O721", place=here())
         self._encoder = found
-        self._has_types = found.config.types > 1 and reads_types(folder)
         self.num_labels = found.config.labels
-        self.max_length = min(max_length or text_limit(folder) or found.limit, found.limit)
-        self.activation_fn = activation_fn or _said_activation(folder) or (_sigmoid if self.num_labels == 1 else _same)
+        self.max_length = min(max_length, found.config.longest) if max_length else found.limit
+        place = folder / "config_sentence_transformers.json"
+        settings: dict[str, Any] = read_json(place) if place.exists() else {}
+        self.prompts: dict[str, str] = {**dict(settings.get("prompts") or {}), **(prompts or {})}
+        self.default_prompt_name = default_prompt_name or settings.get("default_prompt_name")
+        self.activation_fn = activation_fn or found.activation
 
     @property
     def tokenizer(self) -> Any:
@@ -83,24 +54,36 @@ class CrossEncoder:
         return self._encoder.tokenizer
 
     @located
+    @renamed(sentences="inputs", activation_fct="activation_fn")
     def predict(
         self,
-        sentences: Sequence[Any],
+        inputs: Sequence[Any],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
         activation_fn: Callable[[np.ndarray], np.ndarray] | None = None,
         apply_softmax: bool = False,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
+        device: str | Sequence[str] | None = None,
+        pool: Any = None,
+        chunk_size: int | None = None,
     ) -> Any:
-        """Scores of pairs of texts: f32[pairs], or f32[pairs, labels]; of one pair, its own."""
-        one = len(sentences) == 2 and all(isinstance(t, str) for t in sentences)
-        pairs = [tuple(sentences)] if one else [tuple(p) for p in sentences]
+        """Scores of pairs of texts: f32[pairs], or f32[pairs, labels]; of one pair, its own.
+
+        A prompt stands before the first text of each pair. One process uses all cores: what is said of pools and
+        chunks changes nothing.
+        """
+        require_device(self._encoder.device, device)
+        one = len(inputs) == 2 and all(isinstance(t, str) for t in inputs)
+        pairs = [tuple(inputs)] if one else [tuple(p) for p in inputs]
         if not all(len(p) == 2 and all(isinstance(t, str) for t in p) for p in pairs):
             raise OptionError("predict takes pairs of texts: [(query, document), …]", code="O721")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError(f"batch_size is at least 1, got {batch_size!r}", code="O721")
-        logits = self._logits(pairs, batch_size, show_progress_bar)
+        before = chosen_prompt(self.prompts, self.default_prompt_name, prompt_name, prompt)
+        logits = self._logits([(before + a, b) for a, b in pairs], batch_size, show_progress_bar)
         found = (activation_fn or self.activation_fn)(logits)
         if apply_softmax and self.num_labels > 1:
             found = _softmax(found)
@@ -113,16 +96,21 @@ class CrossEncoder:
         return out if convert_to_numpy or one else list(out)
 
     @located
+    @renamed(activation_fct="activation_fn")
     def rank(
         self,
         query: str,
         documents: Sequence[str],
         top_k: int | None = None,
         return_documents: bool = False,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
         activation_fn: Callable[[np.ndarray], np.ndarray] | None = None,
-        apply_softmax: bool = False,
+        device: str | Sequence[str] | None = None,
+        pool: Any = None,
+        chunk_size: int | None = None,
     ) -> list[dict[str, Any]]:
         """Documents by their score with a query, the best first: corpus_id, score, and the text where asked for."""
         if self.num_labels != 1:
@@ -133,8 +121,9 @@ class CrossEncoder:
         if not documents:
             return []
         scores = self.predict(
-            [(query, d) for d in documents], batch_size, show_progress_bar, activation_fn, apply_softmax
-        )
+            [(query, d) for d in documents], prompt_name, prompt, batch_size, show_progress_bar, activation_fn,
+            device=device, pool=pool, chunk_size=chunk_size,
+        )  # fmt: skip
         rows: list[dict[str, Any]] = [
             {"corpus_id": i, "score": float(s), **({"text": documents[i]} if return_documents else {})}
             for i, s in enumerate(scores)
@@ -150,7 +139,7 @@ class CrossEncoder:
                     part = batch[start : start + batch_size]
                     block, mask = padded([read[i][0] for i in part])
                     feeds = {"input_ids": block, "attention_mask": mask}
-                    if self._has_types:
+                    if self._encoder.reads_types:
                         feeds["token_type_ids"] = padded([read[i][1] for i in part])[0]
                     out[part] = self._encoder.run(**feeds)["logits"]
                     advance(len(part))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import numpy as np
 
 from strata.core import located
 from strata.core import progress as progress_bar
-from strata.errors import MissingFileError, OptionError, UnknownNameError
-from strata.models import Encoder, batches, load, padded, read_json
+from strata.errors import MissingFileError, OptionError
+from strata.models import Encoder, batches, load, padded, read_json, read_steps
 from strata.places import here
 from strata.runtime import CompiledGraph
-from strata.sentence_transformers.modules import Steps, read_steps
+from strata.sentence_transformers.arguments import chosen_prompt, no_prompt, renamed, require_device
 from strata.sentence_transformers.precision import PRECISIONS, quantize_embeddings
 from strata.sentence_transformers.similarity import PAIRWISE, SIMILARITIES
 
@@ -48,7 +49,7 @@ class SentenceTransformer:
         settings: dict[str, Any] = {}
         if (folder / "config_sentence_transformers.json").exists():
             settings = read_json(folder / "config_sentence_transformers.json")
-        self._steps: Steps = read_steps(folder)
+        self._steps = read_steps(folder)
         found = load(self._steps.folder, device=device or "cpu")
         if not isinstance(found, Encoder):
             raise OptionError(f"{folder} is not an encoder of texts", code="O721", place=here())
@@ -61,7 +62,7 @@ class SentenceTransformer:
         }
         self.default_prompt_name = default_prompt_name or settings.get("default_prompt_name")
         if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
-            raise self._no_prompt(self.default_prompt_name)
+            raise no_prompt(self.prompts, self.default_prompt_name)
         self.truncate_dim = truncate_dim if truncate_dim is not None else settings.get("truncate_dim")
         self.similarity_fn_name = similarity_fn_name or settings.get("similarity_fn_name") or "cosine"
         if self.similarity_fn_name not in SIMILARITIES:
@@ -92,37 +93,47 @@ class SentenceTransformer:
         return self.max_seq_length
 
     @located
+    @renamed(sentences="inputs")
     def encode(
         self,
-        sentences: str | Sequence[str],
+        inputs: str | Sequence[str],
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
-        output_value: str = "sentence_embedding",
+        output_value: str | None = "sentence_embedding",
         precision: str = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | None = None,
+        device: str | Sequence[str] | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        pool: Any = None,
+        chunk_size: int | None = None,
     ) -> Any:
         """A vector for each text, f32[texts, features]; for one string, f32[features].
 
-        `convert_to_tensor` gives a strata tensor; without `convert_to_numpy`, a list of vectors.
+        `convert_to_tensor` gives a strata tensor; without `convert_to_numpy`, a list of vectors. With `output_value`
+        "token_embeddings", a list of f32[tokens, hidden], before pooling. One process uses all cores: what is said of
+        pools and chunks changes nothing.
         """
-        if output_value != "sentence_embedding":
-            raise OptionError(f"output_value {output_value!r}: only sentence_embedding is offered", code="O721")
+        if output_value not in ("sentence_embedding", "token_embeddings"):
+            told = "is one of sentence_embedding, token_embeddings"
+            raise OptionError(f"output_value {told}, got {output_value!r}", code="O721")
+        require_device(self.device, device)
         if precision not in PRECISIONS:
             raise OptionError(f"precision is one of {', '.join(PRECISIONS)}, got {precision!r}", code="O720")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise OptionError(f"batch_size is at least 1, got {batch_size!r}", code="O721")
-        one = isinstance(sentences, str)
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        one = isinstance(inputs, str)
+        texts = [inputs] if isinstance(inputs, str) else list(inputs)
         wrong = next((t for t in texts if not isinstance(t, str)), None)
         if wrong is not None:
             raise OptionError(f"texts are strings, got {type(wrong).__name__}", code="O721")
-        before = self._prompt(prompt_name, prompt)
+        before = chosen_prompt(self.prompts, self.default_prompt_name, prompt_name, prompt)
+        if output_value == "token_embeddings":
+            rows = self._tokens(texts, before, batch_size, show_progress_bar)
+            return rows[0] if one else rows
         size = truncate_dim if truncate_dim is not None else self.truncate_dim
         found = self._vectors(texts, before, batch_size, show_progress_bar, normalize=normalize_embeddings and not size)
         if size:
@@ -139,27 +150,29 @@ class SentenceTransformer:
         return out if convert_to_numpy or one else list(out)
 
     @located
+    @renamed(sentences="inputs")
     def encode_query(
         self,
-        sentences: str | Sequence[str],
+        inputs: str | Sequence[str],
         prompt_name: str | None = None,
         prompt: str | None = None,
         **options: Any,
     ) -> Any:
         """`encode` with the prompt of queries."""
-        return self.encode(sentences, prompt_name, self._task(prompt_name, prompt, "query"), **options)
+        return self.encode(inputs, prompt_name, self._task(prompt_name, prompt, "query"), **options)
 
     @located
+    @renamed(sentences="inputs")
     def encode_document(
         self,
-        sentences: str | Sequence[str],
+        inputs: str | Sequence[str],
         prompt_name: str | None = None,
         prompt: str | None = None,
         **options: Any,
     ) -> Any:
         """`encode` with the prompt of documents."""
         name = next((n for n in ("document", "passage", "corpus") if self.prompts.get(n)), "document")
-        return self.encode(sentences, prompt_name, self._task(prompt_name, prompt, name), **options)
+        return self.encode(inputs, prompt_name, self._task(prompt_name, prompt, name), **options)
 
     def _task(self, prompt_name: str | None, prompt: str | None, name: str) -> str | None:
         return self.prompts.get(name, "") if prompt is None and prompt_name is None else prompt
@@ -172,20 +185,41 @@ class SentenceTransformer:
         """How near each vector is to the one at its own place."""
         return PAIRWISE[self.similarity_fn_name](embeddings1, embeddings2)
 
-    def _prompt(self, name: str | None, prompt: str | None) -> str:
-        if prompt is not None:
-            return prompt
-        name = name or self.default_prompt_name
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            raise self._no_prompt(name)
-        return self.prompts[name]
+    def start_multi_process_pool(self, target_devices: Sequence[str] | None = None) -> dict[str, Any]:
+        """A pool to give to `encode`; it is empty, as one process uses all cores."""
+        require_device(self.device, target_devices)
+        return {"input": None, "output": None, "processes": []}
 
-    def _no_prompt(self, name: str) -> UnknownNameError:
-        return UnknownNameError(
-            f"the model has no prompt {name!r}; it has {', '.join(self.prompts) or 'none'}", code="N720", place=here()
-        )
+    @staticmethod
+    def stop_multi_process_pool(pool: Any) -> None:
+        """Give a pool back."""
+
+    @contextmanager
+    def truncate_sentence_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
+        """Inside the block, vectors have so many features."""
+        before, self.truncate_dim = self.truncate_dim, truncate_dim
+        try:
+            yield
+        finally:
+            self.truncate_dim = before
+
+    def _ids(self, texts: Sequence[str], before: str) -> list[list[int]]:
+        given = [before + (t.lower() if self._steps.lower else t) for t in texts]
+        return self._encoder.tokenizer.encode_batch(given, self.max_seq_length)
+
+    def _tokens(self, texts: Sequence[str], before: str, batch_size: int, progress: bool | None) -> list[np.ndarray]:
+        """The vectors of the tokens of each text."""
+        ids = self._ids(texts, before)
+        out: list[np.ndarray] = [np.empty((0, 0), np.float32)] * len(ids)
+        with progress_bar("texts", len(texts), wanted=progress, keep=bool(progress)) as advance:
+            for start in range(0, len(ids), batch_size):
+                part = range(start, min(start + batch_size, len(ids)))
+                block, mask = padded([ids[i] for i in part])
+                found = self._encoder.run(input_ids=block, attention_mask=mask)["last_hidden_state"]
+                for row, i in enumerate(part):
+                    out[i] = found[row, : len(ids[i])].copy()
+                advance(len(part))
+        return out
 
     def _vectors(
         self, texts: Sequence[str], before: str, batch_size: int, progress: bool | None, *, normalize: bool
@@ -194,8 +228,7 @@ class SentenceTransformer:
         if normalize not in self._graphs:
             self._graphs[normalize] = self._encoder.finished(lambda b, x: steps.finish(b, x, normalize=normalize))
         graph = self._graphs[normalize]
-        given = [before + (t.lower() if steps.lower else t) for t in texts]
-        ids = tokenizer.encode_batch(given, self.max_seq_length)
+        ids = self._ids(texts, before)
         skipped = 0
         if not steps.include_prompt and before:
             skipped = len(tokenizer.encode(before)) - 1  # without the token that ends a text

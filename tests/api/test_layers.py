@@ -58,8 +58,8 @@ ROOMS = {
         *(("build", "access"), ("inline",), ("passes",), ("choose",), ("legal",), ("search",)),
     ),
     "ops": (
-        *(("base",), ("elementwise",), ("reduce",), ("indexing",), ("random",), ("linalg",), ("conv",), ("quant",)),
-        *(("control",), ("nn",), ("signal",), ("render",)),
+        *(("families",), ("base",), ("elementwise",), ("reduce",), ("indexing",), ("random",), ("linalg",), ("conv",)),
+        *(("quant",), ("control",), ("nn",), ("signal",), ("render",)),
     ),
     "passes": (
         ("base",), ("match",), ("canonicalize",), ("expand",), ("quant",), ("layout",), ("fuse",), ("memory",),

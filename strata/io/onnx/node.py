@@ -139,10 +139,14 @@ class NodeView:
     # attributes
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute as Python's value: numbers, text, tuples of them, arrays, graphs."""
+        """An attribute as Python's value: numbers, text, tuples of them, arrays, graphs.
+
+        A float is one of 32 bits, also where it is left out: a file that says 0.01 has the same numbers as one that
+        says nothing.
+        """
         found = self._attributes.get(name)
         if found is None:
-            return default
+            return float(np.float32(default)) if isinstance(default, float) else default
         return self.tracer.attribute(found)
 
     def has_attr(self, name: str) -> bool:

@@ -13,13 +13,30 @@ import numpy as np
 
 from strata.core import TensorType, divide_exactly, f32, normalize_axis
 from strata.errors import OptionError, ShapeError
-from strata.mir import METHODS, REGISTRY, Op, Sample, Value, draw, function, near, op
+from strata.mir import REGISTRY, Op, Sample, Value, draw, function, near, op
 from strata.ops.base.elementwise import Elementwise, Partial, maximum, minimum
 from strata.ops.base.frontend import Operand, as_value, promoted, to_inexact
 from strata.ops.base.movement import narrow, reshape
 from strata.ops.elementwise.logic import rounded_once, where
-from strata.ops.elementwise.math import Math, exp, expm1, gelu, log, log1p, relu, sigmoid, silu, tanh
-from strata.ops.elementwise.rounding import abs_, sign
+from strata.ops.elementwise.math import (
+    Math,
+    atan,
+    cos,
+    exp,
+    expm1,
+    gelu,
+    log,
+    log1p,
+    relu,
+    rsqrt,
+    sigmoid,
+    silu,
+    sin,
+    sqrt,
+    tan,
+    tanh,
+)
+from strata.ops.elementwise.rounding import abs_, negative, round_, sign
 
 if TYPE_CHECKING:
     from strata.kernel import Expr, KernelBuilder
@@ -400,7 +417,17 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     "relu6": relu6,
     "mish": mish,
     "quick_gelu": quick_gelu,
-} | {name: METHODS[name] for name in ("log", "sqrt", "rsqrt", "negative", "abs", "sin", "cos", "tan", "atan", "round")}
+    "log": log,
+    "sqrt": sqrt,
+    "rsqrt": rsqrt,
+    "negative": negative,
+    "abs": abs_,
+    "sin": sin,
+    "cos": cos,
+    "tan": tan,
+    "atan": atan,
+    "round": round_,
+}
 
 
 @function()

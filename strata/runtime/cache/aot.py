@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from strata.arguments import public
 from strata.cache import DiskStore, digest
 from strata.config import logger
 from strata.core import Target, here
@@ -23,6 +24,7 @@ from strata.runtime.execute.session import Session
 from strata.runtime.storage.stored import DAMAGED, code_version, graph_digest, read_plan, write_plan
 
 
+@public
 class AotCache:
     """Plans on disk by name. An entry that is damaged, or was made by another version, counts as absent."""
 

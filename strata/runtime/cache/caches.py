@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.arguments import public
 from strata.core import Counters, Table, here
 from strata.errors import OptionError, ShapeError
 from strata.kinds import shown
@@ -20,6 +21,7 @@ Build = Callable[[], Any]
 Padded = tuple[int, tuple[np.ndarray, ...]]
 
 
+@public
 class CompileCache:
     """Compiled graphs by key, at most `capacity` of them. Equal keys with other options are other entries."""
 
@@ -66,6 +68,7 @@ class CompileCache:
         return self._entries.counters
 
 
+@public
 class BucketedCompileCache:
     """One compiled graph per range of keys, made for the largest key of the range when the range is first used."""
 

@@ -22,6 +22,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from strata.arguments import public
 from strata.config import config
 from strata.core import ON_MISS, Symbol, SymExpr, Table, call_in_children, here, located, new_lock, range_of, rising
 from strata.errors import OptionError, RunError, StrataError, SymbolError, UnknownNameError
@@ -47,6 +48,7 @@ class ContractCounters:
     failed: int = 0  # compiles in the background that raised
 
 
+@public
 class VariantGraph:
     """A graph under a contract. Safe to call from many threads; nothing in it grows without a bound."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from strata.arguments import public
 from strata.config import config
 from strata.core import Counters, Table, here
 from strata.errors import OptionError
@@ -26,6 +27,7 @@ Build = Callable[[], Any]
 _DEFAULT = "default"
 
 
+@public
 class DynamicDimCompileCache:
     """One symbolic template, and at most `capacity` executables specialised from it, by key of the caller.
 
@@ -155,6 +157,7 @@ class DynamicDimCompileCache:
         return self._entries.counters
 
 
+@public
 class ModelCompilePipeline:
     """The three steps of a model's compile, each by itself or all at once: template, specialise, machine code."""
 

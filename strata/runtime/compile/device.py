@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from strata.arguments import own_checks
+from strata.arguments import own_checks, public
 from strata.backends import Backend, MemoryUse, backend_for, known_backends
 from strata.core import here
 from strata.errors import CompileError, DeviceError, OptionError
 
 
+@public
 @own_checks("name")
 @dataclass(frozen=True, slots=True)
 class Device:

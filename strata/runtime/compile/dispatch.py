@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strata.arguments import public
 from strata.backends import Backend, planner_for
 from strata.config import config
 from strata.core import Place, TensorType, located
@@ -43,6 +44,7 @@ class Offender:
         return f"{self.label}{block}{where}; {self.nearest}"
 
 
+@public
 @dataclass(frozen=True)
 class DispatchReport:
     """How a graph runs on a device."""

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from strata.arguments import own_checks
+from strata.arguments import own_checks, public
 from strata.backends import ThreadSpread
 from strata.config import config
 from strata.core import here
 from strata.errors import OptionError
 from strata.lir import ALIGNMENT, PLANNERS, MemoryPlanOptions
 from strata.mir import REGISTRY, near
-from strata.passes import PASSES, FusionLimits, PassChoices, parse_passes, parse_policy
+from strata.passes import PASSES, FusionLimits, parse_passes
+
+if TYPE_CHECKING:
+    from strata.passes import PassChoices
 
 POLICIES = ("prefer_native", "force_common", "force_native")
 TUNING = ("heuristic", "beam")
 BLOCKS = ("direct", "fusable")
 
 
+@public
 @own_checks("fusion")
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
@@ -89,6 +93,8 @@ class CompileOptions:
         if self.blocks is not None:
             _one_of("blocks", self.blocks, BLOCKS)
         if self.precision is not None:
+            from strata.passes import parse_policy
+
             parse_policy(self.precision)
         if not isinstance(self.fusion, (bool, FusionLimits)):
             raise OptionError(
@@ -192,6 +198,8 @@ class CompileOptions:
     @property
     def choices(self) -> PassChoices:
         """Which optional passes these options ask for."""
+        from strata.passes import PassChoices
+
         return PassChoices(
             fusion=self.fusion is not False, precision=self.precision, unroll=self.unroll,
             control_flow=self.control_flow, drop_unused=self.drop_unused,

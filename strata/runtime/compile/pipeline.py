@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from strata.arguments import own_checks
+from strata.arguments import own_checks, public
 from strata.backends import Backend, planner_for
 from strata.config import config
 from strata.core import Dim, here, located, progress
@@ -27,6 +27,7 @@ from strata.runtime.report.fusion import FusionReport
 FORMAT = 3  # of plans: a change of what the text means must change their fingerprints
 
 
+@public
 @dataclass(frozen=True)
 class CompileResult:
     """A plan and how it was made."""
@@ -63,6 +64,7 @@ class CompileResult:
         return explain_plan(self.lir, self.fusion, self.pipeline.backend.sources(self.lir))
 
 
+@public
 @dataclass(frozen=True)
 class TrainingResult:
     """A forward and a backward program over the same parameters."""
@@ -77,6 +79,7 @@ class TrainingResult:
         return self.forward.lir.manifest().weight_layout()
 
 
+@public
 class CompilePipeline:
     """Stages for one target: lower, optimize, plan."""
 

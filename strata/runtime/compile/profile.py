@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from strata.arguments import public
 from strata.core import here, read_text
 from strata.errors import FileError, OptionError
 from strata.mir import near
@@ -21,6 +22,7 @@ _FUSABLE = ("decode",)  # one token: the fuser sees every op
 _UNFUSED = ("diffusion", "memory_attention")
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class CompileProfile:
     """Choices for a kind of model; `options()` are the compile options that they mean."""

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from strata.arguments import public
 from strata.cache import digest
 from strata.core import here
 from strata.errors import SymbolError
 from strata.runtime.compile.options import CompileOptions
 
 
+@public
 class Phase(Enum):
     """What a model is run for: prefill, decode, an encoder, any inference."""
 
@@ -21,6 +23,7 @@ class Phase(Enum):
     INFERENCE = "inference"
 
 
+@public
 class CompilationMode(Enum):
     """When a component is compiled: at once, on first use, or ahead of time from disk."""
 
@@ -29,6 +32,7 @@ class CompilationMode(Enum):
     AOT = "aot"
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class ModelVariant:
     """The sizes that a model is specialised for."""
@@ -69,6 +73,7 @@ class ModelVariant:
         return stable_key("variant", self.phase.value, *(f"{k}={v}" for k, v in sorted(self.dim_binding().items())))
 
 
+@public
 @dataclass(frozen=True)
 class ModelComponent:
     """A part of a model with its sizes, its options, and what it is made of."""

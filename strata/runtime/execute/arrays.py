@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.arguments import public
 from strata.backends import HOMES, DeviceArray
 from strata.core import TensorType, as_dtype, bf16, check_unmasked, f16, f32, from_dlpack, here
 from strata.errors import DeviceError, DTypeError, OptionError, OutOfMemoryError, ShapeError, StrataError
@@ -18,6 +19,7 @@ NAMED = 4  # parameters that a message names
 USABLE = 0x101  # flags of an array whose elements lie one after the other, each at a multiple of its size
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class StoredArray:
     """An array that is kept elsewhere, in a file: it is read each time that somebody asks for it."""

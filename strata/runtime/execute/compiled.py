@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from strata.arguments import hot, refused, signed, too_many, untouched
+from strata.arguments import hot, public, refused, signed, too_many, untouched
 from strata.backends import DeviceHome, Executable, FastCall
 from strata.config import config
 from strata.core import SharedThreads, Table, folded, here, new_rlock
@@ -20,7 +20,6 @@ from strata.kinds import with_article
 from strata.lir import Lir, RuleCheck, SizeCheck, Spread
 from strata.mir import Graph, infer_binding, leaf_name, near, some_of
 from strata.runtime.compile.options import CompileOptions
-from strata.runtime.compile.pipeline import CompilePipeline
 from strata.runtime.execute import on_device
 from strata.runtime.execute.arrays import USABLE, StoredArray, kept_apart, signature
 from strata.runtime.execute.extent import Extents, is_remembered
@@ -39,6 +38,7 @@ _ABSENT: Any = None
 _background = SharedThreads(4, "strata-submit")
 
 
+@public
 @hot
 class CompiledGraph:
     """Made by `Session.compile`. `run(x=array)` gives a tuple of arrays, one for each output.
@@ -554,7 +554,7 @@ class CompiledGraph:
         `levels` names instruction sets to hold code for: by default baseline, avx2 and avx512 (or neon). Code for
         another kind of processor can be made, too: it is for one that runs the same system.
         """
-        from strata.runtime.storage.bundle import save
+        from strata.runtime.storage.save_bundle import save
 
         save(self, path, weights=weights, levels=levels)
 
@@ -588,6 +588,8 @@ class CompiledGraph:
 
     def explain(self) -> Any:
         """What was fused and what was not, and why."""
+        from strata.runtime.compile.pipeline import CompilePipeline
+
         return CompilePipeline(self.device, self.options).compile(self.source).explain()
 
 

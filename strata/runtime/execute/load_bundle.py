@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from strata.mir import Graph, parse
 from strata.passes import FusionLimits
 from strata.runtime.compile.options import CompileOptions
 from strata.runtime.execute.compiled import CompiledGraph
-from strata.runtime.execute.session import Session
 from strata.runtime.storage.bundle import OPTIONS, About, archive_of
 from strata.runtime.storage.container import Container
 from strata.runtime.storage.stored import DAMAGED, check_plan, read_plan
@@ -69,7 +69,7 @@ def _compiled_before(
         reason = check_plan(lir)
         if not reason:
             made, checks = archive.load(lir, _Codes(file)), _checks(file)
-            return CompiledGraph(lir, made, options, Session(device).compile, device=device, checks=checks)
+            return CompiledGraph(lir, made, options, partial(_compile, device), device=device, checks=checks)
     except MissingCodeError:
         reason = "its code is of other settings than these"
     except DAMAGED as error:
@@ -102,7 +102,13 @@ def _reason(error: Exception) -> str:
 
 def _compiled_anew(file: Container, device: str, options: CompileOptions, reason: str) -> CompiledGraph:
     logger.warning("%s is compiled again: %s", file.path, reason)
-    return Session(device).compile(_graph(file), options)
+    return _compile(device, _graph(file), options)
+
+
+def _compile(device: str, graph: Graph, options: CompileOptions) -> CompiledGraph:
+    from strata.runtime.execute.session import Session
+
+    return Session(device).compile(graph, options)
 
 
 def _read_options(file: Container) -> CompileOptions:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.arguments import public
 from strata.backends import Executable
 from strata.core import HUGE_PAGE, bounds, new_pages, new_rlock
 from strata.errors import SymbolError
@@ -122,6 +123,7 @@ def makers_of(kinds: Iterable[Any]) -> tuple[Maker, ...]:
     return tuple(made)
 
 
+@public
 class MemoryReport(str):
     """The memory of a compiled graph in bytes; as text, peak, lower bound and the life of every scratch buffer.
 

@@ -14,7 +14,6 @@ from strata.errors import StrataError
 from strata.kernel import Axis, Expr, Kernel, Load, Reduce, Scan, Size, postorder
 from strata.lir import Lir, Step
 from strata.mir import Graph, Node, Op, Value, leaf_name, substitute_values
-from strata.ops import reshape
 
 ROWS = "rows"  # what a size that is a number in the graph is called where it is opened
 
@@ -136,7 +135,7 @@ def _opened(
         if inner and kind.ndim and kind.shape[0] == upper:
             known[x] = made.input(name, kind.with_shape((rows, *kind.shape[1:])))
         elif inner > 1 and kind.shape == (upper * inner,):
-            known[x] = reshape(made.input(name, kind.with_shape((rows, inner))), (rows * inner,))
+            known[x] = made.input(name, kind.with_shape((rows, inner))).reshape((rows * inner,))
         else:
             known[x] = made.input(name, kind)
     for x in graph.params:
@@ -149,7 +148,7 @@ def _in_rows(x: Value, rows: SymExpr) -> Value:
     if x.type.ndim != 1:
         return x
     inner = substitute(x.type.shape[0], {str(rows): 1})
-    return reshape(x, (rows, inner)) if isinstance(inner, int) and x.type.shape[0] == rows * inner != rows else x
+    return x.reshape((rows, inner)) if isinstance(inner, int) and x.type.shape[0] == rows * inner != rows else x
 
 
 def _leading(op: Op, upper: int, rows: SymExpr) -> Op:

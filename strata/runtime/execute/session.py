@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from strata.arguments import public
 from strata.backends import Executable, backend_for
 from strata.config import config
 from strata.core import here, located
@@ -23,6 +24,7 @@ from strata.runtime.report.tracing import phase
 from strata.runtime.storage.stored import plan_key, stored_plan
 
 
+@public
 class Session:
     """`Session("cpu").compile(graph)` gives a CompiledGraph.
 

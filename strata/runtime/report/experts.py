@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from strata.arguments import public
 from strata.core import here, new_lock
 from strata.errors import OptionError
 from strata.runtime.report.observe import OBSERVERS
@@ -20,6 +21,7 @@ MOST_EXPERTS = 1 << 16  # of one layer
 ROUTED = ("grouped_matmul", "dequant_grouped_matmul")  # ops that take the number of an expert for each row
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class ResidencyStats:
     """Rows that were routed, by layer: to experts in memory, and to others.
@@ -44,6 +46,7 @@ class ResidencyStats:
         return sum(self.hits) / total if total else 1.0
 
 
+@public
 class ExpertWatch:
     """Watches the runs of a compiled graph inside a block; results are the same, runs are slower.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from strata.arguments import public
 from strata.core import Place, folded
 from strata.errors import SymbolError
 from strata.lir import Lir, Step
@@ -42,6 +43,7 @@ class CutLine:
     place: Place | None
 
 
+@public
 @dataclass(frozen=True)
 class Explanation:
     """Printed, it is a page; its parts can be read by programs."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from strata.arguments import public
 from strata.core import Place, folded
 from strata.errors import CompileError
 from strata.lir import Lir, Step, traits
@@ -24,6 +25,7 @@ FUSED = {
 }  # fmt: skip
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class MissedFusion:
     """A pattern that could have been one kernel and is not."""
@@ -40,6 +42,7 @@ class MissedFusion:
         return f"{self.pattern}: {self.label}{where}: {self.reason}{hint}"
 
 
+@public
 class FusionReport:
     """Counts of ops before and after the passes, of patterns that kernels compute, and of those that were missed."""
 

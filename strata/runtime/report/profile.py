@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strata.arguments import public
 from strata.core import Dim, dim_prod, folded, substitute
 from strata.kernel import Kernel, Reduce, Scalar, Scan, postorder
 from strata.lir import Lir, Step
@@ -33,6 +34,7 @@ class Row:
     roofline: float  # least time that the machine needs for these bytes and operations, over the time taken
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Rows in the order of the schedule."""

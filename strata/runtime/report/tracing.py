@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from strata.arguments import public
 from strata.core import as_dtype, here, new_lock
 from strata.errors import FileError, OptionError
 from strata.lir import Step
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 MOST_EVENTS = 2_000_000  # kept in memory; a longer trace ends early and says so
 
 
+@public
 class Tracer:
     """Collects events until it is written."""
 
@@ -114,14 +116,22 @@ class Tracer:
 
     def write(self, path: str | Path) -> None:
         """The file, whole or not at all."""
-        head: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": self._pid, "args": {"name": "strata"}}]
+        about = {"cat": "__metadata", "ph": "M", "ts": 0, "pid": self._pid}
+        head: list[dict[str, Any]] = [{"name": "process_name", **about, "tid": 0, "args": {"name": "strata"}}]
         head += [
-            {"name": "thread_name", "ph": "M", "pid": self._pid, "tid": tid, "args": {"name": name}}
-            for tid, name in self._names.items()
+            {"name": "thread_name", **about, "tid": tid, "args": {"name": name}} for tid, name in self._names.items()
         ]
         if self.dropped:
             head.append(
-                {"name": f"{self.dropped} events left out", "ph": "i", "s": "g", "ts": 0, "pid": self._pid, "tid": 0}
+                {
+                    "name": f"{self.dropped} events left out",
+                    "cat": "trace",
+                    "ph": "i",
+                    "s": "g",
+                    "ts": 0,
+                    "pid": self._pid,
+                    "tid": 0,
+                }
             )
         with self._lock:
             events = [*head, *sorted(self.events, key=lambda e: (e["ts"], -e["dur"]))]
@@ -162,6 +172,7 @@ def _attention(step: Step) -> dict[str, str]:
 _active: list[Tracer] = []
 
 
+@public
 class trace:  # noqa: N801 - used as a block, like a function
     """Trace all compiles and runs of this process inside the block, from every thread, into a file.
 

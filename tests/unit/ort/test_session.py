@@ -218,14 +218,49 @@ def test_values_and_bindings(sessions: tuple[Any, Any]) -> None:
     assert rows[0] == rows[1]
 
 
-def test_profiling_writes_a_trace(tmp_path: Path) -> None:
-    options = ours.SessionOptions()
-    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
-    session = ours.InferenceSession(MODEL, options)
-    session.run(None, {"x": X, "k": K})
-    path = session.end_profiling()
-    assert path.startswith(str(tmp_path / "profile"))
-    assert any(event.get("args", {}).get("step") == "k0" for event in json.loads(Path(path).read_text("utf-8")))
+def test_profiling_writes_a_trace_in_onnxruntimes_words(tmp_path: Path) -> None:
+    found = []
+    for o in (theirs, ours):
+        options = o.SessionOptions()
+        options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+        session = o.InferenceSession(MODEL, options, providers=["CPUExecutionProvider"])
+        session.run(None, {"x": X, "k": K})
+        path = session.end_profiling()
+        assert path.startswith(str(tmp_path / "profile"))
+        events = [e for e in json.loads(Path(path).read_text("utf-8")) if e["cat"] != "__metadata"]
+        nodes = [e for e in events if e["cat"] == "Node"]
+        assert nodes
+        assert all(e["args"]["op_name"] and e["name"].endswith("_kernel_time") and e["dur"] >= 0 for e in nodes)
+        assert {e["args"]["provider"] for e in nodes} == {"CPUExecutionProvider"}
+        found.append(
+            ({e["cat"] for e in events}, [e["name"] for e in events].count("model_run"), {*nodes[0]} - {"args"})
+        )
+    assert found[0] == found[1]
+    assert any(e["args"].get("step") == "k0" for e in nodes)
+
+
+def test_a_shape_is_the_callers_own() -> None:
+    for o in (theirs, ours):
+        session = o.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
+        declared = list(session.get_inputs()[0].shape)
+        session.get_inputs()[0].shape[0] = 99
+        assert session.get_inputs()[0].shape == declared
+        session.run(None, {"x": X, "k": K})
+
+
+def test_outputs_of_a_binding_as_a_vector() -> None:
+    rows = []
+    for o in (theirs, ours):
+        session = o.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.bind_cpu_input("k", K)
+        binding.bind_output("z")
+        session.run_with_iobinding(binding)
+        made = binding.get_outputs_as_ortvaluevector()
+        made.push_back(made[0])
+        rows.append(([x.numpy().tolist() for x in made], made.element_type_at(0), list(made.bool_tensor_indices())))
+    assert rows[0] == rows[1]
 
 
 def test_names_that_are_not_offered_raise() -> None:

@@ -14,8 +14,8 @@ import pytest
 import strata as st
 from strata.errors import OptionError, StrataError
 from strata.io import save_safetensors
+from strata.models.text_steps import reads_types
 from strata.sentence_transformers import CrossEncoder, SentenceTransformer, quantize_embeddings
-from strata.sentence_transformers.modules import reads_types
 from tests.unit.models.encoder_vectors import weight
 from tests.unit.models.test_encoders import KNOWN
 
@@ -224,7 +224,7 @@ def test_mistakes(tmp_path: Path) -> None:
         lambda: SentenceTransformer("no/such/folder"), lambda: model.encode(["a"], prompt_name="zork"),
         lambda: model.encode(["a"], precision="int3"), lambda: model.encode([3]),  # type: ignore[list-item]
         lambda: model.encode(["a"], batch_size=0), lambda: CrossEncoder(folder),
-        lambda: model.encode(["a"], output_value="token_embeddings"),
+        lambda: model.encode(["a"], output_value="tokens"),
     ]  # fmt: skip
     for call in wrong:
         with pytest.raises(StrataError):
@@ -264,3 +264,62 @@ def test_texts_need_numpy_llvm_and_a_tokenizer_only(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     wanted = SentenceTransformer(folder).encode(["the cat sat", "a dog"])
     np.testing.assert_allclose(np.load(tmp_path / "found.npy"), wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_arguments_by_the_names_of_both_versions(tmp_path: Path) -> None:
+    model, given = SentenceTransformer(write(tmp_path / "m", pooling={"pooling_mode": "mean"})), texts(5)
+    wanted = model.encode(given)
+    np.testing.assert_array_equal(model.encode(inputs=given), wanted)
+    np.testing.assert_array_equal(model.encode(sentences=given), wanted)  # as it was called before version 6
+    pool = model.start_multi_process_pool(["cpu", "cpu"])
+    np.testing.assert_array_equal(model.encode(given, pool=pool, chunk_size=2, device=["cpu"]), wanted)
+    model.stop_multi_process_pool(pool)
+    with model.truncate_sentence_embeddings(5):
+        np.testing.assert_array_equal(model.encode(given), wanted[:, :5])
+    with pytest.raises(OptionError, match="the model is on 'cpu', and device is 'cuda:0'"):
+        model.encode(given, device="cuda:0")
+    with pytest.raises(OptionError, match="the model is on 'cpu', and device is 'cuda'"):
+        model.start_multi_process_pool(["cuda"])
+
+
+def test_vectors_of_tokens(tmp_path: Path) -> None:
+    folder, given = write(tmp_path / "m", pooling={"pooling_mode": "mean"}, dense=True), texts(5)
+    x, mask = hidden(folder, given)
+    found = SentenceTransformer(folder).encode(given, output_value="token_embeddings", batch_size=2)
+    for row, wanted, kept in zip(found, x, mask, strict=True):
+        np.testing.assert_allclose(row, wanted[kept], atol=2e-6)
+    alone = SentenceTransformer(folder).encode(given[0], output_value="token_embeddings")
+    np.testing.assert_allclose(alone, found[0], atol=2e-6)
+
+
+def test_prompts_of_pairs(tmp_path: Path) -> None:
+    folder, (a, b) = write(tmp_path / "c", labels=1), texts(2)
+    model = CrossEncoder(folder, prompts={"query": "query : "})
+    wanted = model.predict([(f"query : {a}", b)])
+    np.testing.assert_array_equal(model.predict([(a, b)], prompt_name="query"), wanted)
+    np.testing.assert_array_equal(model.predict(sentences=[(a, b)], prompt="query : "), wanted)
+    usual = CrossEncoder(folder, prompts={"query": "query : "}, default_prompt_name="query")
+    np.testing.assert_array_equal(usual.predict([(a, b)]), wanted)
+    assert usual.rank(a, [b])[0]["score"] == wanted[0]
+    with pytest.raises(StrataError, match="has no prompt 'zork'"):
+        model.predict([(a, b)], prompt_name="zork")
+
+
+@pytest.mark.parametrize("mode", ["cls", "lasttoken", "weightedmean"])
+def test_an_encoder_alone_does_what_the_files_say(mode: str, tmp_path: Path) -> None:
+    """As `strata serve` gives vectors: with the pooling and the layers of the folder."""
+    given = texts(6)
+    for name, settings in (("plain", {}), ("whole", {"dense": True, "normalize": True})):
+        folder = write(tmp_path / name, pooling={"pooling_mode": mode}, **settings)
+        np.testing.assert_allclose(st.load(folder).embed(given), SentenceTransformer(folder).encode(given), atol=2e-6)
+
+
+@pytest.mark.parametrize("named", ["Identity", "Tanh", None])
+def test_scores_of_an_encoder_alone_are_those_that_the_files_say(named: str | None, tmp_path: Path) -> None:
+    """As `strata serve` ranks documents."""
+    folder, given = write(tmp_path / "c", labels=1), texts(6)
+    if named is not None:
+        settings = {"activation_fn": f"torch.nn.modules.linear.{named}"}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(settings), "utf-8")
+    pairs = list(zip(given, given[::-1], strict=True))
+    np.testing.assert_allclose(st.load(folder).score_pairs(pairs)[0], CrossEncoder(folder).predict(pairs), atol=1e-6)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from strata.errors import RunError, StrataError
-from strata.ops import id_error
 
 WORDS: Final = 16
 MAX_AXES: Final = WORDS - 4
@@ -46,6 +45,8 @@ def failure(words: Sequence[int]) -> StrataError:
     """The error that status words stand for."""
     code, flat, number, axes = words[:4]
     if code % 16 in _IDS:
+        from strata.ops import id_error
+
         return id_error(_OPS[code // 16], _IDS[code % 16], flat, number, *words[3:5])
     sizes = words[4 : 4 + axes]
     at: list[int] = []

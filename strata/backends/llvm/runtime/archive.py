@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from strata.backends.llvm.codegen.kernels import copy_code, generator_version
 from strata.backends.llvm.executor.thread_pool import native_code
 from strata.backends.llvm.jit import jit
-from strata.backends.llvm.jit.isolate import one_process
 from strata.backends.llvm.runtime.executable import CpuExecutable
 from strata.core import Target
 from strata.lir import Lir
@@ -37,6 +36,8 @@ class CpuArchive:
 
     def record(self, lir: Lir) -> dict[str, bytes]:
         """The machine code that the plan runs with, by key."""
+        from strata.backends.llvm.jit.isolate import one_process
+
         with jit.recording() as codes, jit.elsewhere(), one_process():
             CpuExecutable(lir, lir.target)
             jit.note(copy_code(lir.target))  # bodies of loops want it, too

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.core import bool_
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import in_graphs, is_text
 from strata.io.onnx.items import Labels, Sizes
@@ -42,15 +43,19 @@ def gather_nd(n: NodeView) -> Any:
 @reads("ScatterElements")
 @by_position
 def scatter_elements(n: NodeView) -> Any:
-    reduction = n.choice("reduction", "none", ("none", "add", "mul", "max", "min"))
-    return ops.scatter_elements(n[0], n[1], n[2], n.axis("axis", 0), reduction=reduction, wrap=True)
+    return ops.scatter_elements(n[0], n[1], n[2], n.axis("axis", 0), reduction=_reduction(n), wrap=True)
 
 
 @reads("ScatterND")
 @by_position
 def scatter_nd(n: NodeView) -> Any:
-    reduction = n.choice("reduction", "none", ("none", "add", "mul", "max", "min"))
-    return ops.scatter_nd(n[0], n[1], n[2], reduction=reduction, wrap=True)
+    return ops.scatter_nd(n[0], n[1], n[2], reduction=_reduction(n), wrap=True)
+
+
+def _reduction(n: NodeView) -> str:
+    """How updates of one place are put together; truth values are added by `or` and multiplied by `and`."""
+    chosen = n.choice("reduction", "none", ("none", "add", "mul", "max", "min"))
+    return {"add": "max", "mul": "min"}.get(chosen, chosen) if n[0].dtype is bool_ else chosen
 
 
 @reads("TensorScatter")

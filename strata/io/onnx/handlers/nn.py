@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import Dim
+from strata.core import Dim, f32
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.handlers.random import draw_uniform
 from strata.io.onnx.items import Host
@@ -46,7 +46,9 @@ def einsum(n: NodeView) -> Value:
 
 @reads("Det")
 def det(n: NodeView) -> Value:
-    return ops.det(n[0])
+    """The determinant; of floats of 16 bits it is computed in f32."""
+    x = n[0]
+    return ops.cast(ops.det(ops.cast(x, f32) if x.dtype.bits < 32 else x), x.dtype)
 
 
 @reads("Dropout")

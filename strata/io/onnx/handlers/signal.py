@@ -27,13 +27,15 @@ def _dft(n: NodeView, axis: int) -> Value:
     length = n.dims(1)[0] if n.has(1) else None
     if length is not None:
         n.room(length, 32)
-    return ops.onnx_dft(n[0], length, axis, inverse=bool(n.attr("inverse", 0)), onesided=bool(n.attr("onesided", 0)))
+    inverse, onesided = bool(n.attr("inverse", 0)), bool(n.attr("onesided", 0))
+    return ops.cast(ops.onnx_dft(n[0], length, axis, inverse=inverse, onesided=onesided), n[0].dtype)
 
 
 @reads("STFT")
 def stft(n: NodeView) -> Value:
     length = int(n.scalar(3)) if n.has(3) else None
-    return ops.onnx_stft(n[0], int(n.scalar(1)), n[2], length, onesided=bool(n.attr("onesided", 1)))
+    made = ops.onnx_stft(n[0], int(n.scalar(1)), n[2], length, onesided=bool(n.attr("onesided", 1)))
+    return ops.cast(made, n[0].dtype)
 
 
 def _window(terms: tuple[float, ...]) -> Callable[[NodeView], Any]:

@@ -143,3 +143,81 @@ def test_loops_over_texts(steps: int) -> None:
     assert y.tolist() == ["a", *["t0", "t1"] * steps]
     assert rows.tolist() == [["t0", "t1"]] * steps
     assert rows.shape == (steps, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "attributes"),
+    [
+        ("DFT", [np.linspace(-1, 1, 7, dtype=np.float16).reshape(1, 7, 1), None, np.array(1)], {"onesided": 1}),
+        ("DFT", [np.linspace(-1, 1, 14, dtype=np.float16).reshape(1, 7, 2), None, np.array(1)], {"inverse": 1}),
+        (
+            "STFT",
+            [
+                np.linspace(-1, 1, 32, dtype=np.float16).reshape(1, 32, 1),
+                np.array(8),
+                np.hanning(16).astype(np.float16),
+            ],
+            {},
+        ),
+        ("Det", [np.linspace(-2, 3, 18, dtype=np.float16).reshape(2, 3, 3) ** 2], {}),
+        *(
+            (
+                "ScatterND",
+                [
+                    np.array([True, False, True, False]),
+                    np.array([[1], [1], [0], [2]]),
+                    np.array([True, False, True, False]),
+                ],
+                {"reduction": reduction},
+            )
+            for reduction in ("none", "add", "mul")
+        ),
+        *(
+            (
+                "ScatterElements",
+                [np.array([True, False, True]), np.array([1, 1, 0]), np.array([True, True, False])],
+                {"reduction": reduction},
+            )
+            for reduction in ("add", "mul")
+        ),
+    ],
+)
+def test_element_types_are_those_of_onnxruntime(name: str, given: list[Any], attributes: dict[str, Any]) -> None:
+    theirs = pytest.importorskip("onnxruntime", reason="the numbers are compared with onnxruntime's")
+    kinds = [None if x is None else helper.np_dtype_to_tensor_dtype(x.dtype) for x in given]
+    feeds = {f"x{i}": x for i, x in enumerate(given) if x is not None}
+    proto = model(
+        [node(name, [f"x{i}" if f"x{i}" in feeds else "" for i in range(len(given))], ["y"], **attributes)],
+        [port(f"x{i}", list(x.shape), kind) for i, (x, kind) in enumerate(zip(given, kinds, strict=True)) if kind],
+        [port("y", None, kinds[0])],
+        opset=20,
+    )
+    proto.ir_version = 10
+    (wanted,) = theirs.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    (got,) = load(proto, device="cpu").run(**feeds)
+    assert got.dtype == wanted.dtype
+    room = 2e-3 if got.dtype == np.float16 else 1e-8
+    np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=room, atol=room)
+
+
+@pytest.mark.parametrize(
+    ("name", "defaults"),
+    [
+        ("LeakyRelu", {"alpha": 0.01}),
+        ("HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
+        ("Selu", {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
+    ],
+)
+def test_a_default_is_the_number_that_a_file_would_say(name: str, defaults: dict[str, float]) -> None:
+    x = np.linspace(-4, 4, 9)
+    results = []
+    for attributes in ({}, defaults):
+        proto = model(
+            [node(name, ["x"], ["y"], **attributes)],
+            [port("x", [9], TensorProto.DOUBLE)],
+            [port("y", [9], TensorProto.DOUBLE)],
+        )
+        results.append(load(proto, device="cpu").run(x=x)[0])
+        (wanted,) = ReferenceEvaluator(proto).run(None, {"x": x})  # type: ignore[misc]
+        np.testing.assert_allclose(results[-1], wanted, rtol=1e-15)
+    np.testing.assert_array_equal(*results)

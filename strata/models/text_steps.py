@@ -1,4 +1,4 @@
-"""modules.json: what comes after the encoder: pooling, dense layers, normalisation."""
+"""What the files of a text encoder say beside its weights: pooling, dense layers, normalisation, scores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 
 from strata import ops as functions
 from strata.core import read_text
-from strata.errors import FileError, MissingFileError
+from strata.errors import FileError, MissingFileError, OptionError
 from strata.io import load_safetensors
-from strata.models import pooled, read_json, unit
+from strata.models.bert import pooled, unit
+from strata.models.weights import read_json
+from strata.places import here
 
 ops: Any = functions
 _MODES = {
@@ -66,6 +68,11 @@ class Steps:
             out = _ACTIVATIONS[step.activation](b.linear(out, name, rows, columns))
         return unit(out) if normalize and "normalize" not in self.after[-1:] else out
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is pooling of one kind, and no more than normalisation after it."""
+        return len(self.pooling) == 1 and all(isinstance(step, str) for step in self.after)
+
     def width(self, hidden: int) -> int:
         """Features of a vector."""
         size = hidden * len(self.pooling)
@@ -94,7 +101,7 @@ def read_steps(folder: Path) -> Steps:
                 encoder = folder / path
             case "Pooling":
                 settings = read_json(folder / path / "config.json")
-                pooling, include = _pooling(settings), settings.get("include_prompt", True) is not False
+                pooling, include = pooling_modes(settings), settings.get("include_prompt", True) is not False
             case "Dense":
                 after.append(_dense(folder / path))
             case "Normalize":
@@ -134,7 +141,8 @@ def reads_types(folder: Path) -> bool:
     return settings.get("tokenizer_class") not in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
-def _pooling(settings: dict[str, Any]) -> tuple[str, ...]:
+def pooling_modes(settings: dict[str, Any]) -> tuple[str, ...]:
+    """How vectors of tokens become one, by the file of a Pooling module."""
     named = settings.get("pooling_mode")
     if named:
         listed = [named] if isinstance(named, str) else list(named)
@@ -154,3 +162,46 @@ def _dense(folder: Path) -> Dense:
         raise FileError(f"{folder} has no linear.weight", code="F720")
     bias = weights.get("linear.bias") if settings.get("bias", True) else None
     return Dense(np.asarray(weights["linear.weight"]), None if bias is None else np.asarray(bias), activation)
+
+
+# ------------------------------------------------------------------------------------------------------------- scores
+
+Scores = Callable[[np.ndarray], np.ndarray]
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))), np.float32)
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+# what files name, by the last part of the name: torch.nn.modules.linear.Identity
+_OF_SCORES: dict[str, Scores] = {
+    "Identity": _same, "Sigmoid": _sigmoid, "Tanh": np.tanh, "ReLU": lambda x: np.maximum(x, 0),
+}  # fmt: skip
+
+
+def _said_activation(folder: Path) -> Scores | None:
+    """What the files of a model say becomes of its scores, where they do; many rerankers give them as they are."""
+    config, beside = folder / "config.json", folder / "config_sentence_transformers.json"
+    said = read_json(config) if config.exists() else {}
+    own = said.get("sentence_transformers")
+    named = own.get("activation_fn") if isinstance(own, dict) else None
+    named = named or said.get("sbert_ce_default_activation_function")
+    named = named or (read_json(beside).get("activation_fn") if beside.exists() else None)
+    if named is None:
+        return None
+    found = _OF_SCORES.get(str(named).rsplit(".", 1)[-1])
+    if found is None:
+        known = ", ".join(_OF_SCORES)
+        raise OptionError(
+            f"{folder}: activation {named!r} is not one of {known}", code="O721", place=here(), fix="activation_fn=…"
+        )
+    return found
+
+
+def score_activation(folder: Path, labels: int) -> Scores:
+    """What becomes of the scores of a model with so many labels."""
+    return _said_activation(folder) or (_sigmoid if labels == 1 else _same)
