@@ -23,8 +23,9 @@ from strata.mir import Graph, Value, constant, placeholder
 from strata.torch import aten as _rules  # noqa: F401 - fills the table
 from strata.torch.aten.linalg import CHECKS
 from strata.torch.aten.promotion import value
-from strata.torch.kinds import TorchSizes, is_ragged, memory_order, to_array
+from strata.torch.kinds import TorchSizes, is_ragged, memory_order, stride_order, to_array
 from strata.torch.random import DRAWS
+from strata.torch.results import AnyResult, Passed, Result, SizeResult, Views
 from strata.torch.table import Later, Unsupported, find, overload_name
 
 # What a rule may raise on arguments that it was not written for: the op stays in torch, with this as the reason.
@@ -58,38 +59,6 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A result of the program, its axes in the order in which they are to lie in memory."""
-
-    at: int
-    order: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Viewed:
-    """A result that is a view of an earlier one, as it is in torch."""
-
-    of: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A result that is an argument of the call."""
-
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class SizeResult:
-    """A result that is a size."""
-
-    dim: Dim
-
-
-@dataclass(frozen=True, slots=True)
 class Condition:
     """A comparison of sizes, which a call may have to fulfil; `told` is torch's message about one that does not."""
 
@@ -106,7 +75,8 @@ class Conversion:
     graph: Graph | None = None
     params: list[TensorInput] = field(default_factory=list)
     inputs: list[TensorInput | Length | Drawn] = field(default_factory=list)
-    results: list[Result | Viewed | Passed | SizeResult | None] = field(default_factory=list)
+    results: list[AnyResult] = field(default_factory=list)
+    extra: int = 0  # results behind those of the graph: memory that some of these are views of
     sizes: list[tuple[str, int, int]] = field(default_factory=list)  # symbol, argument, axis (-1: the argument itself)
     conditions: list[Condition] = field(default_factory=list)
     divisors: int = 0  # results behind the others: whether integers are divided by zero
@@ -381,10 +351,11 @@ class _Walk:
     def finish(self, gm: fx.GraphModule, output: fx.Node, places: dict[fx.Node, int]) -> None:
         self._find_sizes()
         values: list[Value] = []
-        whole: dict[tuple[fx.Node, int], int] = {}  # by what made it and storage, the result that is all of it
         at: dict[fx.Node, int] = {}
-        results: Any = output.args[0]
-        for x in results if isinstance(results, (tuple, list)) else (results,):
+        given: Any = output.args[0]
+        results = list(given) if isinstance(given, (tuple, list)) else [given]
+        views = self._views(results, places)
+        for number, x in enumerate(results + views.bases):
             if not isinstance(x, fx.Node):
                 self.made.results.append(None if x is None else SizeResult(x))
                 continue
@@ -401,12 +372,11 @@ class _Walk:
             if made is None:
                 self.made.results.append(None)
                 continue
-            view = None if self.plain else _view(x, whole, len(self.made.results))
-            if view is not None:
-                self.made.results.append(view)
+            if number in views.of:
+                self.made.results.append(views.of[number])
                 continue
-            order = memory_order(x.meta["val"])
-            if self.plain or order is None or order == tuple(range(made.ndim)):
+            order: tuple[int, ...] | None = stride_order(x.meta["val"])
+            if self.plain or order == tuple(range(made.ndim)):
                 order = None
             else:
                 made = ops.transpose(made, order)
@@ -415,10 +385,21 @@ class _Walk:
                 at[source] = len(values)
                 values.append(made)
             self.made.results.append(Result(at[source], order))
+        self.made.extra = len(views.bases)
         flags = [ops.any(ops.equal(d, 0)) for d in self.divisors]
         self.made.divisors = len(flags)
         if values or flags:
             self.made.graph = self.graph.outputs(*values, *flags)
+
+    def _views(self, results: list[Any], places: dict[fx.Node, int]) -> Views:
+        """Results that are views; one whose place is no size that the call knows ends the graph."""
+        views = Views([] if self.plain else results, self.sizes, places)
+        known = {name for name, _, _ in self.made.sizes}
+        for view in views.of.values():
+            for d in (*view.size, *view.stride, view.offset, *getattr(view, "strides", ())):
+                if isinstance(d, SymExpr) and not known.issuperset(symbols(d)):
+                    raise Unsupported(f"a view of size {d}, which no argument tells")
+        return views
 
     def _find_sizes(self) -> None:
         """TorchSizes that no tensor has along an axis come as the length of an input of their own."""
@@ -455,37 +436,6 @@ def _aliased(node: fx.Node) -> fx.Node:
             break
         node = source
     return node
-
-
-def _view(node: fx.Node, whole: dict[tuple[fx.Node, int], int], number: int) -> Viewed | None:
-    """A tensor as a view of a result that has its memory; one that is all of its memory is noted."""
-    t: torch.Tensor = node.meta["val"]
-    sizes = (*t.shape, *t.stride(), t.storage_offset())
-    if any(isinstance(n, torch.SymInt) for n in sizes) or not t.numel():
-        return None
-    storage = t.untyped_storage()
-    memory = _maker(node, storage._cdata), storage._cdata
-    if memory in whole:
-        return Viewed(whole[memory], tuple(t.shape), tuple(t.stride()), int(t.storage_offset()))
-    if storage.nbytes() == t.numel() * t.itemsize and memory_order(t) is not None:
-        whole[memory] = number
-    return None
-
-
-def _maker(node: fx.Node, storage: int) -> fx.Node:
-    """The node that made the memory of a result; of what a higher-order op gives, each result is one of its own,
-    since torch may state one tensor for several calls of one graph."""
-    while not isinstance(node.target, torch._ops.HigherOrderOperator):
-        before = [s for s in node.all_input_nodes if node.target is operator.getitem or _is_in(s, storage)]
-        if not before or isinstance(before[0].target, torch._ops.HigherOrderOperator):
-            break
-        node = before[0]
-    return node
-
-
-def _is_in(node: fx.Node, storage: int) -> bool:
-    kept = node.meta.get("val")
-    return isinstance(kept, torch.Tensor) and kept.layout is torch.strided and kept.untyped_storage()._cdata == storage
 
 
 def _differ(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -531,7 +481,10 @@ def convert(
                     builder.env[node] = builder._stand_in(node)
             case "output":
                 if not unsupported and not _lost(node, builder.env, places):
-                    builder.finish(gm, node, places)
+                    try:
+                        builder.finish(gm, node, places)
+                    except Unsupported as reason:
+                        unsupported[node] = str(reason)
                 elif not unsupported:
                     unsupported[node] = "a result that is neither a tensor nor a size"
             case other:

@@ -19,8 +19,9 @@ from strata.mir import Graph
 from strata.models import Model
 from strata.runtime import CompiledGraph, CompileOptions, Session
 from strata.torch.backend import decompositions
-from strata.torch.convert import Conversion, Drawn, Result, SizeResult, TensorInput, convert
+from strata.torch.convert import Conversion, Drawn, TensorInput, convert
 from strata.torch.kinds import to_array
+from strata.torch.results import Result, SizeResult
 
 
 class TorchModel(Model):
