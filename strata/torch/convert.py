@@ -26,7 +26,7 @@ from strata.torch.aten.promotion import value
 from strata.torch.kinds import TorchSizes, is_ragged, memory_order, stride_order, to_array
 from strata.torch.random import DRAWS
 from strata.torch.results import AnyResult, Passed, Result, SizeResult, Views
-from strata.torch.table import Later, Unsupported, find, overload_name
+from strata.torch.table import Checked, Later, Unsupported, find, overload_name
 
 # What a rule may raise on arguments that it was not written for: the op stays in torch, with this as the reason.
 REASONS = (Unsupported, StrataError, TypeError, ValueError, KeyError, IndexError, NotImplementedError, ArithmeticError)
@@ -79,7 +79,7 @@ class Conversion:
     extra: int = 0  # results behind those of the graph: memory that some of these are views of
     sizes: list[tuple[str, int, int]] = field(default_factory=list)  # symbol, argument, axis (-1: the argument itself)
     conditions: list[Condition] = field(default_factory=list)
-    divisors: int = 0  # results behind the others: whether integers are divided by zero
+    checks: list[str] = field(default_factory=list)  # torch's errors, each for a truth value behind the results
     place: torch.device | None = None  # where its tensors are; None: it has none
     unsupported: dict[fx.Node, str] = field(default_factory=dict)
 
@@ -123,7 +123,7 @@ class _Walk:
         self.made = Conversion()
         self.numbers: list[tuple[fx.Node, int]] = []  # arguments that are sizes
         self.place: torch.device | None = None  # where all tensors are
-        self.divisors: dict[Value, None] = {}  # of integers
+        self.checks: dict[Value, str] = {}  # truth values that are errors, in torch's words
         self.depth = 0  # of graphs inside this one
 
     # ---------------------------------------------------------------------------------------------------------- inputs
@@ -249,6 +249,8 @@ class _Walk:
                 raise Unsupported("a view of a tensor that does not lie in order")
         self._note_divisor(entry.overload, out, args)
         made = entry.rule(out, *args, **options)
+        if isinstance(made, Checked):
+            made = self.checked(made)
         if isinstance(made, list):
             read = {user.args[1] for user in node.users if user.target is operator.getitem}
             if any(isinstance(m, Later) and m.readers and i not in read for i, m in enumerate(made)):
@@ -263,12 +265,22 @@ class _Walk:
         by = args[1]
         if isinstance(by, Value):  # of no elements, none is divided
             self._outermost("integers are divided")
-            self.divisors[by if out.is_static and 0 not in out.shape else ops.broadcast_to(by, out.shape)] = None
+            by = by if out.is_static and 0 not in out.shape else ops.broadcast_to(by, out.shape)
+            self.checks[ops.any(ops.equal(by, 0))] = "ZeroDivisionError"
         elif isinstance(by, SymExpr):
             self._outermost("integers are divided by a size")
             self.made.conditions.append(Condition(operator.ne, by, 0, "ZeroDivisionError"))
         elif by == 0:
             raise Unsupported("a division of integers by zero")
+
+    def checked(self, of: Checked) -> Any:
+        """What a rule made, once its check is noted."""
+        if not self._is_on_device():
+            self._outermost("values are checked")
+            self.checks[of.fails] = of.told
+        elif of.needed:
+            raise Unsupported("nothing looks at a check of its values")
+        return of.made
 
     def _is_on_device(self) -> bool:
         return self.plain or (self.place is not None and self.place.type != "cpu")
@@ -386,10 +398,9 @@ class _Walk:
                 values.append(made)
             self.made.results.append(Result(at[source], order))
         self.made.extra = len(views.bases)
-        flags = [ops.any(ops.equal(d, 0)) for d in self.divisors]
-        self.made.divisors = len(flags)
-        if values or flags:
-            self.made.graph = self.graph.outputs(*values, *flags)
+        self.made.checks = list(self.checks.values())
+        if values or self.checks:
+            self.made.graph = self.graph.outputs(*values, *self.checks)
 
     def _views(self, results: list[Any], places: dict[fx.Node, int]) -> Views:
         """Results that are views; one whose place is no size that the call knows ends the graph."""

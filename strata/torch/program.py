@@ -33,7 +33,7 @@ class TorchProgram:
         self.extra = made.extra
         self.sizes = tuple(made.sizes)
         self.conditions = tuple(made.conditions)
-        self.divisors = made.divisors
+        self.checks = made.checks
         self.graph = made.graph
         with using(check_indices=True):
             self.compiled: CompiledGraph = session.compile(made.graph)
@@ -58,10 +58,11 @@ class TorchProgram:
                     binding = self._binding(args)
                 arrays.append(to_array(source.draw(tuple(_size(d, binding) for d in source.shape))))
         outputs = self._run(lambda: self.compiled.run_ready(arrays))
-        if self.divisors:
-            *outputs, flags = *outputs[: -self.divisors], outputs[-self.divisors :]
-            if any(flags):
-                raise RuntimeError("ZeroDivisionError")  # torch's words
+        if self.checks:
+            *outputs, flags = *outputs[: -len(self.checks)], outputs[-len(self.checks) :]
+            for told, fails in zip(self.checks, flags, strict=True):
+                if fails:
+                    raise RuntimeError(told)
         results = self._results([to_tensor(x) for x in outputs], args)
         args.clear()
         return results

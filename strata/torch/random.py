@@ -13,11 +13,12 @@ import torch
 from torch import fx
 
 from strata import ops
-from strata.core import TensorType, bool_
+from strata.core import TensorType, bool_, f32, f64
 from strata.mir import Value
+from strata.torch.aten.losses import outside
 from strata.torch.aten.promotion import value
 from strata.torch.kinds import torch_dtype
-from strata.torch.table import Unsupported, overload_name
+from strata.torch.table import Checked, Unsupported, overload_name
 
 DRAWS: dict[str, Callable[..., Any]] = {}
 
@@ -87,6 +88,18 @@ def bernoulli(build: Any, node: Any, out: TensorType, x: Value, p: float = 0.5, 
     _plain(options)
     dtype = torch_dtype(out.dtype)
     return build.drawn(node, out, lambda shape: torch.empty(shape, dtype=dtype).bernoulli_(p))
+
+
+@_draws("bernoulli", "bernoulli.Tensor")
+def bernoulli_of_each(build: Any, node: Any, out: TensorType, x: Value, p: Value | None = None, **options: Any) -> Any:
+    """Each element with a probability of its own, drawn as torch draws it."""
+    _plain(options)
+    chances = x if p is None else p
+    chances = chances if chances.dtype is f64 else value(chances, f32)
+    dtype = torch_dtype(chances.dtype)
+    drawn = build.drawn(node, TensorType(chances.dtype, out.shape), lambda shape: torch.rand(shape, dtype=dtype))
+    told = "Expected p_in >= 0 && p_in <= 1 to be true, but got false."
+    return build.checked(Checked(value(ops.less(drawn, chances), out.dtype), outside(chances), told))
 
 
 def _filled(name: str, *defaults: float) -> Any:
