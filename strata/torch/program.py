@@ -56,7 +56,7 @@ class TorchProgram:
                 assert isinstance(source, Drawn)
                 if binding is None:
                     binding = self._binding(args)
-                arrays.append(to_array(source.draw(tuple(_size(d, binding) for d in source.shape))))
+                arrays.append(to_array(source.draw(tuple(size_of(d, binding) for d in source.shape))))
         outputs = self._run(lambda: self.compiled.run_ready(arrays))
         if self.checks:
             *outputs, flags = *outputs[: -len(self.checks)], outputs[-len(self.checks) :]
@@ -72,7 +72,7 @@ class TorchProgram:
         if self.conditions:
             binding = self._binding(args)
             for c in self.conditions:
-                if not c.holds(_size(c.left, binding), _size(c.right, binding)):
+                if not c.holds(size_of(c.left, binding), size_of(c.right, binding)):
                     raise RuntimeError(c.told)
 
     def _run(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
@@ -142,7 +142,8 @@ def _sizes(where: Sequence[tuple[str, int, int]], args: Sequence[Any]) -> dict[s
     return {name: int(args[at] if axis < 0 else args[at].shape[axis]) for name, at, axis in where}
 
 
-def _size(d: Any, binding: dict[str, int]) -> Any:
+def size_of(d: Any, binding: dict[str, int]) -> Any:
+    """A size for the symbols of a call."""
     return substitute(d, binding) if isinstance(d, SymExpr) else d
 
 
@@ -170,7 +171,7 @@ class CudaProgram(TorchProgram):
                 feeds[source.name] = np.empty(int(args[source.at]), np.uint8)
             else:
                 with torch.device(self.place or "cuda"):
-                    feeds[source.name] = source.draw(tuple(_size(d, binding) for d in source.shape))
+                    feeds[source.name] = source.draw(tuple(size_of(d, binding) for d in source.shape))
         outputs = self._run(lambda: self.compiled.run(feeds))
         made = [x if isinstance(x, torch.Tensor) else torch.from_numpy(x).to(self.place) for x in outputs]
         results = self._results(made, args)
