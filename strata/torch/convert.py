@@ -23,7 +23,7 @@ from strata.mir import Graph, Value, constant, placeholder
 from strata.torch import aten as _rules  # noqa: F401 - fills the table
 from strata.torch.aten.linalg import CHECKS
 from strata.torch.aten.promotion import value
-from strata.torch.kinds import TorchSizes, is_ragged, memory_order, stride_order, to_array
+from strata.torch.kinds import TorchSizes, is_ragged, memory_order, stride_order, to_array, torch_dtype
 from strata.torch.random import DRAWS
 from strata.torch.results import AnyResult, Passed, Result, SizeResult, Views
 from strata.torch.table import Checked, Later, Unsupported, find, overload_name
@@ -84,6 +84,7 @@ class Conversion:
     unsupported: dict[fx.Node, str] = field(default_factory=dict)
 
 
+Fill = Callable[[torch.Tensor], torch.Tensor]  # draws into a tensor, or gives one of its shape
 DEVICES = ("cpu", "cuda")
 COMPARISONS = (operator.ge, operator.le, operator.gt, operator.lt, operator.eq, operator.ne)
 DIVISIONS = ("floor_divide", "remainder", "fmod", "div")  # that torch refuses for integers, by zero
@@ -161,11 +162,24 @@ class _Walk:
             return made
         return ops.transpose(made, tuple(order.index(i) for i in range(len(order))))
 
-    def drawn(self, node: fx.Node, kind: TensorType, draw: Callable[..., torch.Tensor]) -> Value:
+    def drawn(self, node: fx.Node, kind: TensorType, fill: Fill, dtype: torch.dtype | None = None) -> Value:
+        """Numbers that torch draws into a tensor of a type, by `fill`: in the order in which torch's lies in memory."""
         self._outermost("numbers are drawn")
-        name = f"{node.name}_drawn"
-        self.made.inputs.append(Drawn(name, kind.shape, draw))
-        return self.graph.input(name, kind.shape, kind.dtype)
+        kept = node.meta.get("val")
+        order = memory_order(kept[-1] if isinstance(kept, (tuple, list)) else kept)
+        if self.plain or order is None or order == tuple(range(kind.ndim)):
+            order = None
+        name, chosen = f"{node.name}_drawn", dtype or torch_dtype(kind.dtype)
+        shape = kind.shape if order is None else tuple(kind.shape[i] for i in order)
+        back = None if order is None else tuple(order.index(i) for i in range(kind.ndim))
+
+        def draw(shape: tuple[int, ...]) -> torch.Tensor:
+            room = torch.empty(shape, dtype=chosen)
+            return fill(room) if order is None or back is None else fill(room.permute(back)).permute(order)
+
+        self.made.inputs.append(Drawn(name, shape, draw))
+        made = self.graph.input(name, shape, kind.dtype)
+        return made if back is None else ops.transpose(made, back)
 
     def _outermost(self, what: str) -> None:
         """Of what happens beside the values there is no trace in a graph that runs several times, or not at all."""
