@@ -165,7 +165,7 @@ class _Walk:
     def drawn(self, node: fx.Node, kind: TensorType, fill: Fill, dtype: torch.dtype | None = None) -> Value:
         """Numbers that torch draws into a tensor of a type, by `fill`: in the order in which torch's lies in memory."""
         self._outermost("numbers are drawn")
-        kept = node.meta.get("val")
+        kept: Any = node.meta.get("val")
         order = memory_order(kept[-1] if isinstance(kept, (tuple, list)) else kept)
         if self.plain or order is None or order == tuple(range(kind.ndim)):
             order = None

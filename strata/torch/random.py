@@ -118,7 +118,9 @@ def normal(build: Any, node: Any, out: TensorType, mean: Any, std: Any = 1.0, **
     _plain(options)
     if isinstance(std, Value):
         drawn = build.drawn(node, out, torch.Tensor.normal_)
-        return drawn * value(std, out.dtype) + value(mean, out.dtype)
+        wrong = ops.any(ops.logical_not(ops.greater_equal(std, value(0, std.dtype))))
+        made = drawn * value(std, out.dtype) + value(mean, out.dtype)
+        return build.checked(Checked(made, wrong, "normal expects all elements of std >= 0.0"))
     drawn = build.drawn(node, out, lambda t: t.normal_(0.0, std))
     return drawn + value(mean, out.dtype)
 

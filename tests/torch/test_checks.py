@@ -81,6 +81,21 @@ def test_chances_outside_of_0_and_1(bad: float) -> None:
                 assert results[0] == results[1]
 
 
+def test_deviations_below_zero() -> None:
+    def f(mean: torch.Tensor, std: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.normal(mean, std), torch.normal(0.0, std)
+
+    run = strict(f)
+    mean, std = torch.randn(20), torch.rand(20)
+    found = []
+    for g in (run, f):
+        torch.manual_seed(1)
+        found.append(g(mean, std))
+        with pytest.raises(RuntimeError, match="all elements of std >= 0"):
+            g(mean, -std)
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_chances_draw_torchs_numbers(dtype: torch.dtype) -> None:
     def f(p: torch.Tensor) -> tuple[torch.Tensor, ...]:
