@@ -16,6 +16,7 @@ from strata.errors import StrataError
 from strata.torch.attention import forget
 from strata.torch.convert import Conversion, convert
 from strata.torch.meanwhile import Meanwhile, shown
+from strata.torch.mended import MENDED, mend
 from strata.torch.options import TorchOptions
 from strata.torch.program import compile_graph
 from strata.torch.reports import REPORTS, GraphReport
@@ -35,7 +36,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         full = overload_name(op)
         if full in TABLE or full in DRAWS:
             del found[op]
-    return found
+    return found | {op: f for op, f in MENDED.items() if isinstance(op, torch._ops.OpOverload)}
 
 
 @untouched  # torch calls it
@@ -44,6 +45,7 @@ def strata(gm: fx.GraphModule, example_inputs: Any, *, options: Mapping[str, Any
     from torch._dynamo.backends.common import aot_autograd
 
     chosen = TorchOptions.read(options, kwargs)
+    mend(gm)
     return aot_autograd(
         fw_compiler=lambda g, inputs: compile_fx(g, inputs, chosen, "forward"),
         bw_compiler=lambda g, inputs: compile_fx(g, inputs, chosen, "backward"),

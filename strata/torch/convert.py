@@ -23,9 +23,10 @@ from strata.mir import Graph, Value, constant, placeholder
 from strata.torch import aten as _rules  # noqa: F401 - fills the table
 from strata.torch.aten.linalg import CHECKS
 from strata.torch.aten.promotion import value
-from strata.torch.kinds import TorchSizes, is_ragged, memory_order, to_array
+from strata.torch.kinds import TorchSizes, is_ragged, memory_order, stride_order, to_array, torch_dtype
 from strata.torch.random import DRAWS
-from strata.torch.table import Later, Unsupported, find, overload_name
+from strata.torch.results import AnyResult, Passed, Result, SizeResult, Views
+from strata.torch.table import Checked, Later, Unsupported, find, overload_name
 
 # What a rule may raise on arguments that it was not written for: the op stays in torch, with this as the reason.
 REASONS = (Unsupported, StrataError, TypeError, ValueError, KeyError, IndexError, NotImplementedError, ArithmeticError)
@@ -58,38 +59,6 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A result of the program, its axes in the order in which they are to lie in memory."""
-
-    at: int
-    order: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Viewed:
-    """A result that is a view of an earlier one, as it is in torch."""
-
-    of: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A result that is an argument of the call."""
-
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class SizeResult:
-    """A result that is a size."""
-
-    dim: Dim
-
-
-@dataclass(frozen=True, slots=True)
 class Condition:
     """A comparison of sizes, which a call may have to fulfil; `told` is torch's message about one that does not."""
 
@@ -106,14 +75,16 @@ class Conversion:
     graph: Graph | None = None
     params: list[TensorInput] = field(default_factory=list)
     inputs: list[TensorInput | Length | Drawn] = field(default_factory=list)
-    results: list[Result | Viewed | Passed | SizeResult | None] = field(default_factory=list)
+    results: list[AnyResult] = field(default_factory=list)
+    extra: int = 0  # results behind those of the graph: memory that some of these are views of
     sizes: list[tuple[str, int, int]] = field(default_factory=list)  # symbol, argument, axis (-1: the argument itself)
     conditions: list[Condition] = field(default_factory=list)
-    divisors: int = 0  # results behind the others: whether integers are divided by zero
+    checks: list[str] = field(default_factory=list)  # torch's errors, each for a truth value behind the results
     place: torch.device | None = None  # where its tensors are; None: it has none
     unsupported: dict[fx.Node, str] = field(default_factory=dict)
 
 
+Fill = Callable[[torch.Tensor], torch.Tensor]  # draws into a tensor, or gives one of its shape
 DEVICES = ("cpu", "cuda")
 COMPARISONS = (operator.ge, operator.le, operator.gt, operator.lt, operator.eq, operator.ne)
 DIVISIONS = ("floor_divide", "remainder", "fmod", "div")  # that torch refuses for integers, by zero
@@ -153,7 +124,7 @@ class _Walk:
         self.made = Conversion()
         self.numbers: list[tuple[fx.Node, int]] = []  # arguments that are sizes
         self.place: torch.device | None = None  # where all tensors are
-        self.divisors: dict[Value, None] = {}  # of integers
+        self.checks: dict[Value, str] = {}  # truth values that are errors, in torch's words
         self.depth = 0  # of graphs inside this one
 
     # ---------------------------------------------------------------------------------------------------------- inputs
@@ -191,11 +162,24 @@ class _Walk:
             return made
         return ops.transpose(made, tuple(order.index(i) for i in range(len(order))))
 
-    def drawn(self, node: fx.Node, kind: TensorType, draw: Callable[..., torch.Tensor]) -> Value:
+    def drawn(self, node: fx.Node, kind: TensorType, fill: Fill, dtype: torch.dtype | None = None) -> Value:
+        """Numbers that torch draws into a tensor of a type, by `fill`: in the order in which torch's lies in memory."""
         self._outermost("numbers are drawn")
-        name = f"{node.name}_drawn"
-        self.made.inputs.append(Drawn(name, kind.shape, draw))
-        return self.graph.input(name, kind.shape, kind.dtype)
+        kept: Any = node.meta.get("val")
+        order = memory_order(kept[-1] if isinstance(kept, (tuple, list)) else kept)
+        if self.plain or order is None or order == tuple(range(kind.ndim)):
+            order = None
+        name, chosen = f"{node.name}_drawn", dtype or torch_dtype(kind.dtype)
+        shape = kind.shape if order is None else tuple(kind.shape[i] for i in order)
+        back = None if order is None else tuple(order.index(i) for i in range(kind.ndim))
+
+        def draw(shape: tuple[int, ...]) -> torch.Tensor:
+            room = torch.empty(shape, dtype=chosen)
+            return fill(room) if order is None or back is None else fill(room.permute(back)).permute(order)
+
+        self.made.inputs.append(Drawn(name, shape, draw))
+        made = self.graph.input(name, shape, kind.dtype)
+        return made if back is None else ops.transpose(made, back)
 
     def _outermost(self, what: str) -> None:
         """Of what happens beside the values there is no trace in a graph that runs several times, or not at all."""
@@ -279,6 +263,8 @@ class _Walk:
                 raise Unsupported("a view of a tensor that does not lie in order")
         self._note_divisor(entry.overload, out, args)
         made = entry.rule(out, *args, **options)
+        if isinstance(made, Checked):
+            made = self.checked(made)
         if isinstance(made, list):
             read = {user.args[1] for user in node.users if user.target is operator.getitem}
             if any(isinstance(m, Later) and m.readers and i not in read for i, m in enumerate(made)):
@@ -293,12 +279,22 @@ class _Walk:
         by = args[1]
         if isinstance(by, Value):  # of no elements, none is divided
             self._outermost("integers are divided")
-            self.divisors[by if out.is_static and 0 not in out.shape else ops.broadcast_to(by, out.shape)] = None
+            by = by if out.is_static and 0 not in out.shape else ops.broadcast_to(by, out.shape)
+            self.checks[ops.any(ops.equal(by, 0))] = "ZeroDivisionError"
         elif isinstance(by, SymExpr):
             self._outermost("integers are divided by a size")
             self.made.conditions.append(Condition(operator.ne, by, 0, "ZeroDivisionError"))
         elif by == 0:
             raise Unsupported("a division of integers by zero")
+
+    def checked(self, of: Checked) -> Any:
+        """What a rule made, once its check is noted."""
+        if not self._is_on_device():
+            self._outermost("values are checked")
+            self.checks[of.fails] = of.told
+        elif of.needed:
+            raise Unsupported("nothing looks at a check of its values")
+        return of.made
 
     def _is_on_device(self) -> bool:
         return self.plain or (self.place is not None and self.place.type != "cpu")
@@ -381,10 +377,11 @@ class _Walk:
     def finish(self, gm: fx.GraphModule, output: fx.Node, places: dict[fx.Node, int]) -> None:
         self._find_sizes()
         values: list[Value] = []
-        whole: dict[tuple[fx.Node, int], int] = {}  # by what made it and storage, the result that is all of it
         at: dict[fx.Node, int] = {}
-        results: Any = output.args[0]
-        for x in results if isinstance(results, (tuple, list)) else (results,):
+        given: Any = output.args[0]
+        results = list(given) if isinstance(given, (tuple, list)) else [given]
+        views = self._views(results, places)
+        for number, x in enumerate(results + views.bases):
             if not isinstance(x, fx.Node):
                 self.made.results.append(None if x is None else SizeResult(x))
                 continue
@@ -401,12 +398,11 @@ class _Walk:
             if made is None:
                 self.made.results.append(None)
                 continue
-            view = None if self.plain else _view(x, whole, len(self.made.results))
-            if view is not None:
-                self.made.results.append(view)
+            if number in views.of:
+                self.made.results.append(views.of[number])
                 continue
-            order = memory_order(x.meta["val"])
-            if self.plain or order is None or order == tuple(range(made.ndim)):
+            order: tuple[int, ...] | None = stride_order(x.meta["val"])
+            if self.plain or order == tuple(range(made.ndim)):
                 order = None
             else:
                 made = ops.transpose(made, order)
@@ -415,10 +411,20 @@ class _Walk:
                 at[source] = len(values)
                 values.append(made)
             self.made.results.append(Result(at[source], order))
-        flags = [ops.any(ops.equal(d, 0)) for d in self.divisors]
-        self.made.divisors = len(flags)
-        if values or flags:
-            self.made.graph = self.graph.outputs(*values, *flags)
+        self.made.extra = len(views.bases)
+        self.made.checks = list(self.checks.values())
+        if values or self.checks:
+            self.made.graph = self.graph.outputs(*values, *self.checks)
+
+    def _views(self, results: list[Any], places: dict[fx.Node, int]) -> Views:
+        """Results that are views; one whose place is no size that the call knows ends the graph."""
+        views = Views([] if self.plain else results, self.sizes, places)
+        known = {name for name, _, _ in self.made.sizes}
+        for view in views.of.values():
+            for d in (*view.size, *view.stride, view.offset, *getattr(view, "strides", ())):
+                if isinstance(d, SymExpr) and not known.issuperset(symbols(d)):
+                    raise Unsupported(f"a view of size {d}, which no argument tells")
+        return views
 
     def _find_sizes(self) -> None:
         """TorchSizes that no tensor has along an axis come as the length of an input of their own."""
@@ -455,37 +461,6 @@ def _aliased(node: fx.Node) -> fx.Node:
             break
         node = source
     return node
-
-
-def _view(node: fx.Node, whole: dict[tuple[fx.Node, int], int], number: int) -> Viewed | None:
-    """A tensor as a view of a result that has its memory; one that is all of its memory is noted."""
-    t: torch.Tensor = node.meta["val"]
-    sizes = (*t.shape, *t.stride(), t.storage_offset())
-    if any(isinstance(n, torch.SymInt) for n in sizes) or not t.numel():
-        return None
-    storage = t.untyped_storage()
-    memory = _maker(node, storage._cdata), storage._cdata
-    if memory in whole:
-        return Viewed(whole[memory], tuple(t.shape), tuple(t.stride()), int(t.storage_offset()))
-    if storage.nbytes() == t.numel() * t.itemsize and memory_order(t) is not None:
-        whole[memory] = number
-    return None
-
-
-def _maker(node: fx.Node, storage: int) -> fx.Node:
-    """The node that made the memory of a result; of what a higher-order op gives, each result is one of its own,
-    since torch may state one tensor for several calls of one graph."""
-    while not isinstance(node.target, torch._ops.HigherOrderOperator):
-        before = [s for s in node.all_input_nodes if node.target is operator.getitem or _is_in(s, storage)]
-        if not before or isinstance(before[0].target, torch._ops.HigherOrderOperator):
-            break
-        node = before[0]
-    return node
-
-
-def _is_in(node: fx.Node, storage: int) -> bool:
-    kept = node.meta.get("val")
-    return isinstance(kept, torch.Tensor) and kept.layout is torch.strided and kept.untyped_storage()._cdata == storage
 
 
 def _differ(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -531,7 +506,10 @@ def convert(
                     builder.env[node] = builder._stand_in(node)
             case "output":
                 if not unsupported and not _lost(node, builder.env, places):
-                    builder.finish(gm, node, places)
+                    try:
+                        builder.finish(gm, node, places)
+                    except Unsupported as reason:
+                        unsupported[node] = str(reason)
                 elif not unsupported:
                     unsupported[node] = "a result that is neither a tensor nor a size"
             case other:

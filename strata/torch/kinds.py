@@ -188,20 +188,27 @@ def is_ragged(n: torch.SymInt) -> bool:
 
 def memory_order(t: torch.Tensor) -> tuple[int, ...] | None:
     """The order of axes in which a tensor's elements lie one after the other; None where that is not so."""
-    strides = [_hint(s) for s in t.stride()]
-    sizes = [_hint(n) for n in t.shape]
-    order = sorted(range(t.dim()), key=lambda i: (-strides[i], i))
+    order = stride_order(t)
     expected = 1
     for i in reversed(order):
-        if sizes[i] != 1 and strides[i] != expected:
+        size, stride = size_now(t.shape[i]), size_now(t.stride(i))
+        if size != 1 and stride != expected:
             return None
-        expected *= sizes[i]
+        expected *= size
+    return order
+
+
+def stride_order(t: torch.Tensor) -> tuple[int, ...]:
+    """The order of axes from the longest step in memory to the shortest; as they are, where that says the same."""
+    strides = [size_now(s) for s in t.stride()]
+    sizes = [size_now(n) for n in t.shape]
+    order = sorted(range(t.dim()), key=lambda i: (-strides[i], i))
     longer = [i for i in order if sizes[i] > 1]
-    is_plain = longer == sorted(longer) or 0 in sizes
+    is_plain = longer == sorted(longer) or 0 in sizes or 0 in strides
     return tuple(range(t.dim()) if is_plain else order)
 
 
-def _hint(x: Any) -> int:
+def size_now(x: Any) -> int:
     """A size as it is now, without a guard on it."""
     if isinstance(x, torch.SymInt):
         hint = x.node.hint

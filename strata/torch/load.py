@@ -19,8 +19,10 @@ from strata.mir import Graph
 from strata.models import Model
 from strata.runtime import CompiledGraph, CompileOptions, Session
 from strata.torch.backend import decompositions
-from strata.torch.convert import Conversion, Drawn, Result, SizeResult, TensorInput, convert
+from strata.torch.convert import Conversion, Drawn, Length, TensorInput, convert
 from strata.torch.kinds import to_array
+from strata.torch.program import size_of
+from strata.torch.results import Result, SizeResult
 
 
 class TorchModel(Model):
@@ -32,10 +34,11 @@ class TorchModel(Model):
 
     def __init__(
         self, compiled: CompiledGraph, names: Sequence[str], params: Mapping[str, np.ndarray], shown: Sequence[Any],
-        state: Sequence[str] = (),
+        state: Sequence[str] = (), sizes: Mapping[str, tuple[str, int]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(compiled, tuple(names))
         self.params, self._shown, self._state = dict(params), tuple(shown), frozenset(state)
+        self._sizes = dict(sizes or {})  # by symbol, an input and the axis that has it
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -50,7 +53,12 @@ class TorchModel(Model):
     def run(self, **arrays: Any) -> dict[str, np.ndarray]:
         """Run on arrays by input name; gives arrays by output name: torch's where torch's are given."""
         made = self.graph.run(arrays)
-        return {name: _arranged(made, r) for name, r in zip(self.outputs, self._shown, strict=True)}
+        return {name: self._arranged(made, r, arrays) for name, r in zip(self.outputs, self._shown, strict=True)}
+
+    def _arranged(self, made: Sequence[np.ndarray], result: Any, arrays: Mapping[str, Any]) -> Any:
+        if isinstance(result, SizeResult):
+            return size_of(result.dim, {s: np.shape(arrays[name])[axis] for s, (name, axis) in self._sizes.items()})
+        return made[result.at] if isinstance(result, Result) else None
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """Arrays in the order of the inputs; the one result, or a tuple."""
@@ -64,12 +72,6 @@ class TorchModel(Model):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a bundle, which `strata.load_compiled` runs."""
         self.graph.save(path)
-
-
-def _arranged(made: Sequence[np.ndarray], result: Any) -> Any:
-    if isinstance(result, SizeResult):
-        return result.dim
-    return made[result.at] if isinstance(result, Result) else None
 
 
 def load(
@@ -143,7 +145,9 @@ def _model(
         shown.append(result)
         names.append(getattr(spec.arg, "name", f"output_{len(names)}"))
     named = _keys(exported, len(shown))
-    return TorchModel(compiled, named or _distinct(names), params, shown, list(state))
+    sources = {source.at: source.name for source in made.inputs if isinstance(source, (TensorInput, Length))}
+    sizes = {symbol: (sources[at], max(axis, 0)) for symbol, at, axis in reversed(made.sizes) if at in sources}
+    return TorchModel(compiled, named or _distinct(names), params, shown, list(state), sizes)
 
 
 def _keys(exported: Any, count: int) -> list[str] | None:

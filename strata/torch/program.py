@@ -14,9 +14,10 @@ from strata.config import using
 from strata.core import SymExpr, substitute
 from strata.errors import RunError
 from strata.runtime import CompiledGraph, Session
-from strata.torch.convert import Conversion, Drawn, Length, Passed, Result, SizeResult, TensorInput, Viewed
+from strata.torch.convert import Conversion, Drawn, Length, TensorInput
 from strata.torch.kinds import to_array, to_tensor
 from strata.torch.reports import GraphReport
+from strata.torch.results import given
 
 LINALG = ("X200", "X201", "X202")  # what torch has an error of its own for: matrices that are singular, and the like
 SMALL = 1 << 16  # bytes of a parameter that is compared whole in every call
@@ -29,9 +30,10 @@ class TorchProgram:
     def __init__(self, made: Conversion, session: Session) -> None:
         assert made.graph is not None
         self.inputs, self.params, self.results = tuple(made.inputs), tuple(made.params), tuple(made.results)
+        self.extra = made.extra
         self.sizes = tuple(made.sizes)
         self.conditions = tuple(made.conditions)
-        self.divisors = made.divisors
+        self.checks = made.checks
         self.graph = made.graph
         with using(check_indices=True):
             self.compiled: CompiledGraph = session.compile(made.graph)
@@ -54,13 +56,14 @@ class TorchProgram:
                 assert isinstance(source, Drawn)
                 if binding is None:
                     binding = self._binding(args)
-                arrays.append(to_array(source.draw(tuple(_size(d, binding) for d in source.shape))))
+                arrays.append(to_array(source.draw(tuple(size_of(d, binding) for d in source.shape))))
         outputs = self._run(lambda: self.compiled.run_ready(arrays))
-        if self.divisors:
-            *outputs, flags = *outputs[: -self.divisors], outputs[-self.divisors :]
-            if any(flags):
-                raise RuntimeError("ZeroDivisionError")  # torch's words
-        results = self._results([to_tensor(x) for x in outputs], args, binding)
+        if self.checks:
+            *outputs, flags = *outputs[: -len(self.checks)], outputs[-len(self.checks) :]
+            for told, fails in zip(self.checks, flags, strict=True):
+                if fails:
+                    raise RuntimeError(told)
+        results = self._results([to_tensor(x) for x in outputs], args)
         args.clear()
         return results
 
@@ -69,7 +72,7 @@ class TorchProgram:
         if self.conditions:
             binding = self._binding(args)
             for c in self.conditions:
-                if not c.holds(_size(c.left, binding), _size(c.right, binding)):
+                if not c.holds(size_of(c.left, binding), size_of(c.right, binding)):
                     raise RuntimeError(c.told)
 
     def _run(self, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
@@ -80,26 +83,12 @@ class TorchProgram:
                 raise torch.linalg.LinAlgError(str(error)) from None
             raise
 
-    def _results(self, made: Sequence[Any], args: Sequence[Any], binding: dict[str, int] | None) -> list[Any]:
-        results: list[Any] = []
-        for r in self.results:
-            if type(r) is Result:
-                t = made[r.at]
-                results.append(t if r.order is None else t.permute(_inverse(r.order)))
-            elif type(r) is Viewed:
-                results.append(results[r.of].as_strided(r.size, r.stride, r.offset))
-            elif type(r) is Passed:
-                results.append(args[r.at])
-            elif type(r) is SizeResult:
-                if binding is None:
-                    binding = self._binding(args)
-                results.append(_size(r.dim, binding))
-            else:
-                results.append(None)
-        return results
+    def _results(self, made: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        found = given(self.results, made, args, lambda: self._binding(args))
+        return found[: len(found) - self.extra] if self.extra else found
 
     def _binding(self, args: Sequence[Any]) -> dict[str, int]:
-        return {name: int(args[at] if axis < 0 else args[at].shape[axis]) for name, at, axis in self.sizes}
+        return _sizes(self.sizes, args)
 
     # ----------------------------------------------------------------------------------------------------- parameters
 
@@ -149,11 +138,12 @@ def _memory(t: Any, order: tuple[int, ...] | None) -> np.ndarray:
     return array if array.flags.num & 0x101 == 0x101 else np.ascontiguousarray(array).reshape(array.shape)
 
 
-def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(order.index(i) for i in range(len(order)))
+def _sizes(where: Sequence[tuple[str, int, int]], args: Sequence[Any]) -> dict[str, int]:
+    return {name: int(args[at] if axis < 0 else args[at].shape[axis]) for name, at, axis in where}
 
 
-def _size(d: Any, binding: dict[str, int]) -> Any:
+def size_of(d: Any, binding: dict[str, int]) -> Any:
+    """A size for the symbols of a call."""
     return substitute(d, binding) if isinstance(d, SymExpr) else d
 
 
@@ -181,10 +171,10 @@ class CudaProgram(TorchProgram):
                 feeds[source.name] = np.empty(int(args[source.at]), np.uint8)
             else:
                 with torch.device(self.place or "cuda"):
-                    feeds[source.name] = source.draw(tuple(_size(d, binding) for d in source.shape))
+                    feeds[source.name] = source.draw(tuple(size_of(d, binding) for d in source.shape))
         outputs = self._run(lambda: self.compiled.run(feeds))
         made = [x if isinstance(x, torch.Tensor) else torch.from_numpy(x).to(self.place) for x in outputs]
-        results = self._results(made, args, binding)
+        results = self._results(made, args)
         args.clear()
         return results
 
@@ -221,8 +211,4 @@ class _Passing:
         self.made = made
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        binding = {n: int(args[at] if axis < 0 else args[at].shape[axis]) for n, at, axis in self.made.sizes}
-        return [
-            args[r.at] if isinstance(r, Passed) else _size(r.dim, binding) if isinstance(r, SizeResult) else None
-            for r in self.made.results
-        ]
+        return given(self.made.results, (), args, lambda: _sizes(self.made.sizes, args))

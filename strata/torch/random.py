@@ -13,11 +13,12 @@ import torch
 from torch import fx
 
 from strata import ops
-from strata.core import TensorType, bool_
+from strata.core import TensorType, bool_, f32, f64
 from strata.mir import Value
+from strata.torch.aten.losses import outside
 from strata.torch.aten.promotion import value
 from strata.torch.kinds import torch_dtype
-from strata.torch.table import Unsupported, overload_name
+from strata.torch.table import Checked, Unsupported, overload_name
 
 DRAWS: dict[str, Callable[..., Any]] = {}
 
@@ -36,19 +37,18 @@ def _plain(options: dict[str, Any]) -> None:
         raise Unsupported("a generator of its own")
 
 
-def _direct(name: str) -> Any:
+def _direct(fill: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """rand, randn: the shape and the type say all."""
 
     def rule(build: Any, node: Any, out: TensorType, *args: Any, **options: Any) -> Value:
         _plain(options)
-        dtype, make = torch_dtype(out.dtype), getattr(torch, name)
-        return build.drawn(node, out, lambda shape: make(shape, dtype=dtype))
+        return build.drawn(node, out, fill)
 
     return rule
 
 
-_draws("rand", "rand_like")(_direct("rand"))
-_draws("randn", "randn_like")(_direct("randn"))
+_draws("rand", "rand_like")(_direct(torch.Tensor.uniform_))
+_draws("randn", "randn_like")(_direct(torch.Tensor.normal_))
 
 
 @_draws("randint", "randint.low", "randint_like", "randint_like.low_dtype")
@@ -56,15 +56,13 @@ def randint(build: Any, node: Any, out: TensorType, *args: Any, **options: Any) 
     _plain(options)
     numbers = [a for a in args if isinstance(a, int)]
     low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
-    dtype = torch_dtype(out.dtype)
-    return build.drawn(node, out, lambda shape: torch.randint(low, high, shape, dtype=dtype))
+    return build.drawn(node, out, lambda t: t.random_(low, high))
 
 
 @_draws("randperm")
 def randperm(build: Any, node: Any, out: TensorType, n: Any, **options: Any) -> Value:
     _plain(options)
-    dtype = torch_dtype(out.dtype)
-    return build.drawn(node, out, lambda shape: torch.randperm(shape[0], dtype=dtype))
+    return build.drawn(node, out, lambda t: torch.randperm(len(t), dtype=t.dtype, device=t.device))
 
 
 @_draws("native_dropout")
@@ -73,31 +71,36 @@ def native_dropout(build: Any, node: Any, out: Any, x: Value, p: float, train: b
         return [x, ops.full(x.shape, True, bool_)]
     if p == 1:
         return [x * value(0, x.dtype), ops.full(x.shape, False, bool_)]
-    kept = build.drawn(node, TensorType(bool_, x.shape), _kept(p, torch_dtype(x.dtype)))
+    kept = build.drawn(node, TensorType(bool_, x.shape), lambda t: t.bernoulli_(1 - p).bool(), torch_dtype(x.dtype))
     scale = value(1 / (1 - p), x.dtype)
     return [x * value(kept, x.dtype) * scale, kept]
-
-
-def _kept(p: float, dtype: torch.dtype) -> Callable[[tuple[int, ...]], torch.Tensor]:
-    return lambda shape: torch.empty(shape, dtype=dtype).bernoulli_(1 - p).to(torch.bool)
 
 
 @_draws("bernoulli.p")
 def bernoulli(build: Any, node: Any, out: TensorType, x: Value, p: float = 0.5, **options: Any) -> Value:
     _plain(options)
-    dtype = torch_dtype(out.dtype)
-    return build.drawn(node, out, lambda shape: torch.empty(shape, dtype=dtype).bernoulli_(p))
+    return build.drawn(node, out, lambda t: t.bernoulli_(p))
+
+
+@_draws("bernoulli", "bernoulli.Tensor")
+def bernoulli_of_each(build: Any, node: Any, out: TensorType, x: Value, p: Value | None = None, **options: Any) -> Any:
+    """Each element with a probability of its own, drawn as torch draws it."""
+    _plain(options)
+    chances = x if p is None else p
+    chances = chances if chances.dtype is f64 else value(chances, f32)
+    drawn = build.drawn(node, TensorType(chances.dtype, out.shape), torch.Tensor.uniform_)
+    told = "Expected p_in >= 0 && p_in <= 1 to be true, but got false."
+    return build.checked(Checked(value(ops.less(drawn, chances), out.dtype), outside(chances), told))
 
 
 def _filled(name: str, *defaults: float) -> Any:
-    """A draw that `torch.empty(...).<name>_(...)` makes, whatever was there before."""
+    """A draw that `t.<name>_(...)` makes, whatever was there before."""
 
     def rule(build: Any, node: Any, out: TensorType, x: Value, *args: float, **options: Any) -> Value:
         generator, named = options.pop("generator", None), tuple(options.values())
         _plain({"generator": generator})
         given = (*args, *named, *defaults[len(args) + len(named) :])
-        dtype = torch_dtype(out.dtype)
-        return build.drawn(node, out, lambda shape: getattr(torch.empty(shape, dtype=dtype), f"{name}_")(*given))
+        return build.drawn(node, out, lambda t: getattr(t, f"{name}_")(*given))
 
     return rule
 
@@ -113,11 +116,12 @@ _draws("geometric")(_filled("geometric"))
 @_draws("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
 def normal(build: Any, node: Any, out: TensorType, mean: Any, std: Any = 1.0, **options: Any) -> Value:
     _plain(options)
-    dtype = torch_dtype(out.dtype)
     if isinstance(std, Value):
-        drawn = build.drawn(node, out, lambda shape: torch.empty(shape, dtype=dtype).normal_())
-        return drawn * value(std, out.dtype) + value(mean, out.dtype)
-    drawn = build.drawn(node, out, lambda shape: torch.empty(shape, dtype=dtype).normal_(0.0, std))
+        drawn = build.drawn(node, out, torch.Tensor.normal_)
+        wrong = ops.any(ops.logical_not(ops.greater_equal(std, value(0, std.dtype))))
+        made = drawn * value(std, out.dtype) + value(mean, out.dtype)
+        return build.checked(Checked(made, wrong, "normal expects all elements of std >= 0.0"))
+    drawn = build.drawn(node, out, lambda t: t.normal_(0.0, std))
     return drawn + value(mean, out.dtype)
 
 

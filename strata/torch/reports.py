@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class GraphReport:
     def stay(self, unsupported: Mapping[Any, str]) -> None:
         """Note ops that stay in torch, with the reasons."""
         for node, why in unsupported.items():
+            if node.target is operator.getitem:  # what takes several results apart is no op
+                continue
             self.stayed.setdefault(str(node.target), [0, why])[0] += 1
 
 

@@ -35,6 +35,17 @@ class Later:
     readers: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a rule made, and a truth value that torch has an error for, in its words. Where nothing looks at it, as on
+    a GPU, the op stays in torch if the result would be wrong without it: if it is `needed`."""
+
+    made: Any
+    fails: Any
+    told: str
+    needed: bool = False
+
+
 TABLE: dict[str, Overload] = {}
 
 

@@ -54,13 +54,17 @@ class _Differentiable:
         self.graph, self.session = graph, session
         self.names = list(graph.input_names)
         self.run = session.compile(graph)
-        self._backward: dict[tuple[str, ...], CompiledGraph] = {}
+        self._derivatives: dict[tuple[str, ...], _Differentiable] = {}
 
-    def backward(self, wrt: tuple[str, ...]) -> CompiledGraph:
-        if wrt not in self._backward:
+    def __deepcopy__(self, memo: Any) -> _Differentiable:
+        return self  # it holds no values
+
+    def derivative(self, wrt: tuple[str, ...]) -> _Differentiable:
+        """The cotangents of some inputs, as a graph that can be differentiated again."""
+        if wrt not in self._derivatives:
             whole = vjp(self.graph, list(wrt))
-            self._backward[wrt] = self.session.compile(whole.returning(*whole.results[-len(wrt) :]))
-        return self._backward[wrt]
+            self._derivatives[wrt] = _Differentiable(whole.returning(*whole.results[-len(wrt) :]), self.session)
+        return self._derivatives[wrt]
 
 
 class _Function(torch.autograd.Function):
@@ -68,24 +72,22 @@ class _Function(torch.autograd.Function):
     def forward(ctx: Any, call: _Differentiable, *tensors: torch.Tensor) -> Any:
         ctx.call = call
         ctx.save_for_backward(*tensors)
-        feeds = {name: to_array(t.contiguous()) for name, t in zip(call.names, tensors, strict=True)}
+        feeds = {name: to_array(t.detach().contiguous()) for name, t in zip(call.names, tensors, strict=True)}
         made = tuple(to_tensor(a) for a in call.run.run(feeds))
         ctx.mark_non_differentiable(*(t for t in made if not (t.is_floating_point() or t.is_complex())))
         return made
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cts: torch.Tensor) -> Any:
         call, tensors = ctx.call, ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
         wrt = tuple(name for name, w in zip(call.names, wanted, strict=True) if w)
-        derivative = call.backward(wrt)
-        feeds = {name: to_array(t.contiguous()) for name, t in zip(call.names, tensors, strict=True)}
-        others = [name for name in derivative.inputs if name not in feeds]
-        inexact = [ct for ct in cts if ct.is_floating_point() or ct.is_complex()]
-        feeds |= {name: to_array(ct.contiguous()) for name, ct in zip(others, inexact, strict=True)}
-        found = iter(derivative.run(feeds))
-        return (None, *(to_tensor(next(found)) if w else None for w in wanted))
+        derivative = call.derivative(wrt)
+        given = dict(zip(call.names, tensors, strict=True))
+        inexact = iter([ct for ct in cts if ct.is_floating_point() or ct.is_complex()])
+        operands = [given[name] if name in given else next(inexact) for name in derivative.names]
+        found = iter(_Function.apply(derivative, *operands))  # type: ignore[no-untyped-call]
+        return (None, *(next(found) if w else None for w in wanted))
 
 
 def wrap(compiled: CompiledGraph) -> StrataModule:

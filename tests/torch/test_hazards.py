@@ -161,6 +161,22 @@ def test_random_numbers_are_torchs() -> None:
     torch.testing.assert_close(ours, f(x))
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
+def test_numbers_are_drawn_in_the_order_of_memory(order: tuple[int, ...]) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.permute(order) * 2
+        drawn = torch.rand_like(y), torch.randn_like(y), torch.randint_like(y, 100), torch.empty_like(y).exponential_()
+        return torch.nn.functional.dropout(y), *drawn, torch.bernoulli(y.sigmoid()), torch.rand(3)
+
+    x = torch.randn(3, 4, 5)
+    found = []
+    for g in (torch.compile(f, backend="strata", options={"strict": True}), f):
+        torch.manual_seed(1)
+        found.append(g(x))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_draws_follow_each_other_as_in_torch() -> None:
     """Also where some are torch's and the graph is split."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import warnings
@@ -108,6 +109,51 @@ def test_a_graph_is_a_module_with_gradients() -> None:
     model(x).square().sum().backward()
     torch.testing.assert_close(ours, x.grad)
     torch.testing.assert_close(wrapped.get_parameter("0_weight").grad, model[0].weight.grad)
+
+
+def test_derivatives_of_derivatives_of_a_graph() -> None:
+    g = st.Graph("product")
+    x, w = g.input("x", (st.sym("n"), 4)), g.param("w", (4, 3))
+    compiled = st.Session("cpu").compile(g.outputs((x @ w).tanh(), x.sum()))
+    compiled.set_param("w", np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32))
+    wrapped = st.torch.wrap(compiled)
+    given = torch.randn(5, 4, requires_grad=True)
+
+    def penalty(f: Any, w: torch.Tensor) -> list[torch.Tensor]:
+        made, total = f(given)
+        (slope,) = torch.autograd.grad(made.square().sum() + total.sin(), given, create_graph=True)
+        return list(torch.autograd.grad(slope.square().sum(), (given, w), create_graph=True))
+
+    weight = wrapped.get_parameter("w")
+    ours = penalty(wrapped, weight)
+    theirs = penalty(lambda x: ((x @ weight).tanh(), x.sum()), weight)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+    assert all(t.requires_grad for t in ours)
+
+
+def test_a_graph_as_a_module_is_copied() -> None:
+    model, x = small(), torch.randn(4, 8)
+    wrapped = st.torch.wrap(st.torch.load(model, (x,)).graph)
+    other = copy.deepcopy(wrapped)
+    with torch.no_grad():
+        other.get_parameter("0_weight").zero_()
+        torch.testing.assert_close(wrapped(x), model(x))
+        assert not torch.allclose(other(x), model(x))
+        other.load_state_dict(wrapped.state_dict())
+        torch.testing.assert_close(other(x), model(x))
+
+
+def test_sizes_among_the_results() -> None:
+    class Counted(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return x @ y, x.shape[0] * 2 + 1, y.shape[1]
+
+    rows, columns = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("columns", min=1, max=64)
+    model = st.torch.load(Counted(), (torch.randn(3, 4), torch.randn(4, 5)), dynamic_shapes=({0: rows}, {1: columns}))
+    for n, m in ((3, 5), (7, 2), (1, 1)):
+        _, doubled, wide = model(np.ones((n, 4), np.float32), np.ones((4, m), np.float32))
+        assert (doubled, wide) == (2 * n + 1, m)
 
 
 def test_tensors_share_their_memory() -> None:

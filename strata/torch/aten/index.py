@@ -9,7 +9,7 @@ from strata import ops
 from strata.core import TensorType, bool_, i64
 from strata.mir import Value
 from strata.torch.aten.promotion import as_truth, common, value
-from strata.torch.table import Unsupported, aten
+from strata.torch.table import Checked, Unsupported, aten
 
 
 @aten("index.Tensor", "_unsafe_index.Tensor")
@@ -24,17 +24,32 @@ def _index(ids: Sequence[Value | None]) -> tuple[Any, ...]:
 
 
 @aten("index_put", "_unsafe_index_put", "index_put_")
-def index_put(
-    out: TensorType, x: Value, ids: Sequence[Value | None], updates: Value, accumulate: bool = False
-) -> Value:
+def index_put(out: TensorType, x: Value, ids: Sequence[Value | None], updates: Value, accumulate: bool = False) -> Any:
     masks = [i for i in ids if i is not None and i.dtype is bool_]
     if masks:
-        if len(masks) != 1 or len(ids) != 1 or updates.type.size != 1:
-            raise Unsupported("writing several numbers through a mask")
-        mask = ops.reshape(masks[0], (*masks[0].shape, *(1,) * (x.ndim - masks[0].ndim)))
-        number = ops.reshape(value(updates, x.dtype), ())
-        return ops.where(mask, x + number if accumulate else number, x)
+        if len(ids) != 1:
+            raise Unsupported("a mask beside other indices")
+        return _masked_put(x, masks[0], value(updates, x.dtype), accumulate)
     return ops.setitem(x, _index(ids), value(updates, x.dtype), reduction="add" if accumulate else "none")
+
+
+def _masked_put(x: Value, mask: Value, updates: Value, accumulate: bool) -> Any:
+    """Where the mask is set, elements or rows of the updates: the same everywhere, or one after the other."""
+    rest = x.shape[mask.ndim :]
+    set_ = ops.reshape(mask, (*mask.shape, *(1,) * len(rest)))
+    if updates.ndim == len(rest) + 1 and updates.shape[0] == 1:
+        updates = ops.reshape(updates, updates.shape[1:])
+    if updates.ndim <= len(rest):
+        return ops.where(set_, x + updates if accumulate else updates, x)
+    rows = updates.shape[0]
+    if updates.ndim > len(rest) + 1 or not isinstance(rows, int) or not rows:
+        raise Unsupported("writing several numbers through a mask")
+    flat = value(ops.reshape(mask, (-1,)), i64)
+    at = ops.reshape(ops.cumsum(flat, axis=0), mask.shape) - value(1, i64)
+    taken = ops.gather(updates, ops.minimum(ops.maximum(at, value(0, i64)), value(rows - 1, i64)), 0)
+    made = ops.where(set_, x + taken if accumulate else taken, x)
+    count = f"shape mismatch: value tensor of shape {list(updates.shape)} cannot be broadcast to indexing result"
+    return Checked(made, ops.not_equal(ops.sum(flat), value(rows, i64)), count, needed=True)
 
 
 @aten("index_select")
