@@ -344,4 +344,13 @@ REGRESSIONS: dict[str, Program] = {
         leaf(bf16, 32, "n", data=[[9e-41], [3.0], [-9e-41], [1.5]] * 8), steps=[Step("use:gram", (V[0], False))], n=1
     ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
+    "scores divided by a root of their number": program(
+        leaf(f32, 2, "n", 16), steps=[Step("use:attended_by_size", (V[0], True))], n=13, low=1
+    ),
+    "scores times a number made of their number": program(
+        leaf(f64, 2, "n", 16), steps=[Step("use:attended_by_size", (V[0], False))], n=13
+    ),
+    "mirrored further than it is long": program(
+        leaf(f32, "n", 2), steps=[exact("use:padded", V[0], "reflect", 4)], n=2, low=1
+    ),
 }  # fmt: skip
