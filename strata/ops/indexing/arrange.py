@@ -276,8 +276,8 @@ def pad(x: Operand, widths: Any, mode: str = "constant", constant_values: Number
     """Elements added before and after each axis.
 
     `widths` is one number, one (before, after) pair, or a pair for each axis; a negative width cuts. Modes: constant,
-    edge (the outermost element), reflect (mirrored, without the outermost), symmetric (mirrored, with it), wrap. What is
-    added may be longer than the axis.
+    edge (the outermost element), reflect (mirrored, without the outermost), symmetric (mirrored, with it), wrap. More
+    may be added than the axis has.
     """
     value = as_value(x)
     if mode not in PAD_MODES:
