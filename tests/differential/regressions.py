@@ -8,6 +8,7 @@ import numpy as np
 
 from strata.core import DType, bf16, bool_, c64, c128, f8e4m3, f16, f32, f64, i4, i8, i32, i64, u4, u8, u16, u32
 from strata.ops.quant.schemes import Scheme
+from tests.differential.gradients import differentiated
 from tests.differential.program import Leaf, Program, Ref, Shape, Size, Step
 
 
@@ -22,6 +23,12 @@ def leaf(dtype: DType, *shape: str | int, style: str = "plain", data: Any = None
     given = None if data is None else np.array(data).astype(dtype.np)
     kind: Shape = tuple(shape) or (() if given is None else given.shape)
     return Leaf(kind, dtype, style, 1, param, given)
+
+
+def gradient(of: Program) -> Program:
+    made = differentiated(of)
+    assert made is not None
+    return made
 
 
 def exact(name: str, *args: Any, **options: Any) -> Step:
@@ -352,5 +359,8 @@ REGRESSIONS: dict[str, Program] = {
     ),
     "mirrored further than it is long": program(
         leaf(f32, "n", 2), steps=[exact("use:padded", V[0], "reflect", 4)], n=2, low=1
+    ),
+    "windows of numbers in a gradient": gradient(
+        program(leaf(f32, 2, "n", 2), steps=[Step("use:convolved", (V[0], 1))], n=60)
     ),
 }  # fmt: skip
