@@ -23,6 +23,7 @@ JUMPS = frozenset({
 # Ops whose gradient is by definition not that of the function.
 NOT_ITS_OWN = frozenset({
     "fake_quantize", "fake_quantize_lsq", "quantize_dequantize", "stop_gradient", "dequantize", "quantize", "custom_fn",
+    "round", "rint",
 })  # fmt: skip
 STEP = 1e-5
 
