@@ -220,11 +220,11 @@ def test_each_row_of_a_batch_has_its_own_start() -> None:
 
 
 def test_updates_of_an_empty_axis_go_nowhere_and_have_no_gradient() -> None:
-    updates, ids, x = st.ones((3, 2)), np.zeros(3, np.int64), st.zeros((0, 2))
+    updates, ids, x = st.ones((3, 2)), st.zeros(3, "i64"), st.zeros((0, 2))
     cases = (
         lambda u: st.scatter_add(u, ids, 0),
-        lambda u: st.scatter_nd(x, ids[:, None], u, reduction="add"),
-        lambda u: st.scatter_elements(x, np.zeros((3, 2), np.int64), u, 0, reduction="add"),
+        lambda u: st.scatter_nd(x, ids.reshape(3, 1), u, reduction="add"),
+        lambda u: st.scatter_elements(x, st.zeros((3, 2), "i64"), u, 0, reduction="add"),
     )
     for scattered in cases:
         assert scattered(updates).shape == (0, 2)
