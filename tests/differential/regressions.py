@@ -363,4 +363,7 @@ REGRESSIONS: dict[str, Program] = {
     "windows of numbers in a gradient": gradient(
         program(leaf(f32, 2, "n", 2), steps=[Step("use:convolved", (V[0], 1))], n=60)
     ),
+    "running sums, whose gradient runs back": program(
+        leaf(f32, "n", 3), steps=[Step("cumsum", (V[0],), (("axis", 0),)), Step("tanh", (V[1],))], n=5
+    ),
 }  # fmt: skip
