@@ -162,6 +162,7 @@ BITS = (
     "text",
     "guarded",
 )  # compiled: equal in every bit
+WITH_SYMBOLS = ("symbolic", "specialised")  # graphs that are made with symbols
 OPEN = ("symbolic", "specialised", "bucketed")
 FACTORS = frozenset(
     {"svd", "eigh", "qr", "lu", "cholesky", "solve", "triangular_solve", "pinv", "det", "slogdet", "adjugate"}
@@ -173,7 +174,7 @@ def check(program: Program, paths: Sequence[str] = MAIN) -> None:
     """Raise a Violation where a path disagrees with the meaning, or a compiled one with another in its bits."""
     ways = Run(program)
     meaning = _meaning(program)
-    first: dict[bool, tuple[str, Arrays]] = {}
+    first: dict[tuple[bool, bool], tuple[str, Arrays]] = {}
     has_params = any(leaf.is_param for leaf in program.leaves)
     opens = program.is_open and _opens(program)
     for path in paths:
@@ -199,7 +200,7 @@ def check(program: Program, paths: Sequence[str] = MAIN) -> None:
             if path in OPEN and "bits" not in paths:
                 continue
             key = has_params and path in ("later", "jit", "bucketed")  # where parameters are inputs like others
-            known = first.setdefault(key, (path, got))
+            known = first.setdefault((key, _sums_otherwise(program) and path in WITH_SYMBOLS), (path, got))
             same_bits(path, known[0], got, known[1])
     if "symbolic" in paths and opens:
         _check_sizes(program, ways, in_bits="bits" in paths)
@@ -261,10 +262,15 @@ def _check_sizes(program: Program, ways: Run, *, in_bits: bool) -> None:
         got, meaning = _outcome(lambda: run(ways.opened, feeds)), _meaning(other)  # noqa: B023
         if len(program.outputs) == 1 or not isinstance(got, type) or not isinstance(meaning, type):
             judge(f"symbolic at {values}", got, meaning)  # of several errors one is first: which one may differ
-        if in_bits and number == also and not isinstance(got, type):
+        if in_bits and number == also and not isinstance(got, type) and not _sums_otherwise(other):
             known = _outcome(Run(other).graph)
             if not isinstance(known, type):
                 same_bits(f"symbolic at {values}", "graph", got, known)
+
+
+def _sums_otherwise(program: Program) -> bool:
+    """Whether gradients sum other axes where sizes are symbols: a symbol that is 1 is broadcast to, and summed over."""
+    return base_of(program) is not None and 1 in program.values.values()
 
 
 def _any_numbers(program: Program) -> bool:

@@ -92,8 +92,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "running-gradients-the-same-way", "strata/ops/reduce/cumulative.py",
-        "Cumsum(self.axis, self.exclusive, not self.reverse)(ct)", "Cumsum(self.axis, self.exclusive, self.reverse)(ct)",
-        PROGRAMS,
+        "self.exclusive, not self.reverse)(ct)", "self.exclusive, self.reverse)(ct)", PROGRAMS,
     ),
     Mutation(
         "gradients-of-rows-not-taken", "strata/ops/control/branching.py",

@@ -189,7 +189,7 @@ def test_control_flow_nests_in_every_transform():
 
 
 def branched(x):
-    return st.cond(x > 0, lambda a: st.sqrt(a), lambda a: a * 2.0, x)
+    return st.cond(x > 0, st.sqrt, lambda a: a * 2.0, x)
 
 
 def looped(x):
@@ -198,7 +198,7 @@ def looped(x):
 
 def branched_in_a_loop(x):
     rows = st.arange(3, dtype="f32")
-    return st.scan(lambda c, r: (st.cond(c > 0, lambda a: st.log(a), lambda a: a, c), r), x, rows)[0]
+    return st.scan(lambda c, r: (st.cond(c > 0, st.log, lambda a: a, c), r), x, rows)[0]
 
 
 @pytest.mark.parametrize("f", [branched, looped, branched_in_a_loop])
