@@ -221,12 +221,12 @@ def _check_gradient(program: Program, paths: Sequence[str]) -> None:
 
 
 def _opens(program: Program) -> bool:
-    """Whether the program takes symbols: ops of the registry may want some of their sizes as numbers."""
+    """Whether the program takes symbols: ops of the registry, and their gradients, may want some sizes as numbers."""
     if not any(step.exactness == "op" for step in (base_of(program) or program).steps):
         return True
     try:
         Session("cpu").compile(program.graph(symbolic=True))
-    except (ShapeError, SymbolError):
+    except (ShapeError, SymbolError, MissingRuleError):
         return False
     except StrataError:
         return True  # no refusal: it is found on the path itself
