@@ -466,7 +466,7 @@ class _Grouper:
 
     def _base(self, x: Value) -> Value:
         """The stored value or leaf that a view starts from."""
-        while x not in self.stored and not isinstance(x.node.op, (Input, Param, Constant)):
+        while x not in self.stored and x.node.inputs:
             x = x.node.inputs[0]
         return x
 

@@ -40,10 +40,11 @@ class PassChoices:
 def default_passes(ctx: PassContext | None = None, choices: PassChoices | None = None) -> list[Pass]:
     """From a graph as the user wrote it to one that a backend can take.
 
-    Attention is found before anything that takes ops apart. Which ops share a kernel is decided later, by grouping.
+    Attention is found before anything that takes ops apart, and before what is computed of sizes is a number. Which ops
+    share a kernel is decided later, by grouping.
     """
     chosen = choices or PassChoices()
-    passes: list[Pass] = [InlineScan(), Simplify(), Fold()]
+    passes: list[Pass] = [InlineScan(), Simplify(), Fold(sizes=False)]
     if ctx is not None and ctx.claimed("conv_last"):
         passes = [IntegerProducts(), *passes, Requantize()]  # first, while it can be seen which numbers are codes
     if chosen.drop_unused:

@@ -159,7 +159,10 @@ def value_and_grad(
 
 
 def grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
-    """A function that gives the gradient of `fn` with respect to the arguments `argnums` (and aux with `has_aux`)."""
+    """A function that gives the gradient of `fn` with respect to the arguments `argnums` (and aux with `has_aux`).
+
+    For a complex argument z it is the derivative with respect to the conjugate of z, half of what PyTorch gives.
+    """
     both = value_and_grad(fn, argnums, has_aux)
 
     @wraps(fn, updated=())

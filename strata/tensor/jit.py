@@ -525,6 +525,7 @@ def jit(
     buckets: Mapping[int, Mapping[int, Any]] | None = None,
 ) -> Any:
     """Trace and compile `fn` once for each signature (shapes, dtypes, structure, static values).
+    What `fn` reads besides its arguments is read while it is traced: later changes of it have no effect.
 
     With `max_variants`, `on_miss` says what a call beyond them does: "error" raises; "interpret" runs without a trace;
     "bucket" makes the last of them a program with symbolic sizes, for all further shapes; "compile", the default, lets

@@ -9,13 +9,13 @@ in sizes only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from strata.core import Dim, TensorType, dim_prod, sym
 from strata.errors import StrataError
-from strata.mir import METHODS, Constant, Graph, Op, Value, make_node, origin_of
+from strata.mir import METHODS, Constant, Graph, Node, Op, Value, make_node, origin_of
 from strata.tensor.structure_key import Outline
 
 SMALL = 8  # sizes up to this are part of the structure: axes, channels, the taps of a filter
@@ -90,6 +90,7 @@ def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, D
     graph = Graph("tensors")
     slots: list[Any] = [None] * program.size
     parts: list[Any] = []
+    scales = _scales(program.nodes)
     for i, (slot, handle) in enumerate(zip(program.leaf_slots, program.leaves, strict=True)):
         shape = tuple(table.get(d, d) if d > small else d for d in handle.type.static_shape)
         kind = TensorType(handle.type.dtype, shape)
@@ -97,7 +98,7 @@ def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, D
         parts.append(kind)
     for node, (inputs, first) in zip(program.nodes, program.node_slots, strict=True):
         size = _size_of(node.op, table, small)
-        if size is not None:
+        if size is not None and node not in scales:
             slots[first] = METHODS["cast"](METHODS["dim_size"](size), node.types[0].dtype)
             parts.append((size, node.types[0].dtype))
             continue
@@ -115,6 +116,28 @@ def _rebuild(program: Outline, binding: Mapping[str, int], table: Mapping[int, D
     if set(graph.symbols()) != set(binding):
         return None
     return General((*parts, program.roots), graph, dict(binding))
+
+
+def _scales(nodes: Sequence[Node]) -> set[Node]:
+    """What scales the scores of an attention: where that is a number, they are one op, which rounds otherwise."""
+    found: set[Node] = set()
+    seen: set[Node] = set()
+    todo = [x.node for node in nodes if node.op.name == "softmax" for x in node.inputs]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op.name in ("add", "where"):
+            todo += [x.node for x in node.inputs]
+        elif node.op.name in ("multiply", "divide") and any(x.node.op.name == "matmul" for x in node.inputs):
+            numbers = [x.node for x in node.inputs if x.type.size == 1]
+            while numbers:
+                number = numbers.pop()
+                if number not in found:
+                    found.add(number)
+                    numbers += [x.node for x in number.inputs if x.type.size == 1]
+    return found
 
 
 def _size_of(op: Op, table: Mapping[int, Dim], small: int) -> Dim | None:

@@ -62,7 +62,8 @@ def catalogue_step(seed: int) -> Program | None:
         simple = cls.__module__.rpartition(".")[2] in PLAIN_MEANING
         styles = ("plain", "finite", "extreme") if simple else ("plain",)
         style = styles[int(rng.integers(len(styles)))] if free else "plain"
-        data = None if free and kind.is_int is False else a.astype(kind.np)
+        with np.errstate(all="ignore"):
+            data = None if free and kind.is_int is False else a.astype(kind.np)
         leaves.append(Leaf(shape, kind, style, int(rng.integers(1 << 30)), False, data))
     fields: tuple[tuple[str, Any], ...] = tuple(sample.fields.items())
     count = _count(cls, sample, leaves, {"n": opened or 1})

@@ -60,6 +60,7 @@ PLAIN_FUNCTIONS = (
     "asin", "acos", "atanh", "asinh", "acosh", "tan", "sinh", "exp2", "log2", "log10", "erfc", "elu", "selu", "mish",
     "hard_swish", "hard_sigmoid", "log_sigmoid", "logit", "quick_gelu", "softsign", "tanhshrink", "celu",
 )  # fmt: skip
+PADS = ("constant", "edge", "reflect", "symmetric", "wrap")
 POOLS = ("max", "avg", "lp", "adaptive_avg", "adaptive_max")
 EXACT_FUNCTIONS = ("relu6", "hardtanh", "nan_to_num")
 
@@ -98,7 +99,7 @@ CALLS: tuple[Call, ...] = (
     Call("diagonal", "fwcb", (2, 9), _two_axes, "exact"),
     Call("trace", "fw", (2, 9), _two_axes),
     Call("moveaxis", "fwcb", (1, 9), lambda rng, x: ((axis_of(rng, x), axis_of(rng, x)), {}), "exact"),
-    Call("use:padded", "fwcb", (1, 4), given(("constant",), ("edge",), ("symmetric",), ("wrap",)), "exact"),
+    Call("use:padded", "fwcb", (1, 4), given(*((m, w) for m in PADS for w in (1, 1, 4))), "exact"),
     Call("use:put", "fwcb", (1, 9), given(("none",), ("add",)), plain=True),
     Call("use:marked", "w", (0, 2), given((4,), (1,)), "exact"),
     Call("use:refolded", "fwcb", (1, 9), given((True,), (False,)), "exact"),
@@ -115,6 +116,7 @@ CALLS: tuple[Call, ...] = (
     # products
     Call("use:attention", "f", (2, 3), given((False, 1), (True, 1), (False, 2)), plain=True),
     Call("use:scaled_attention", "s", (2, 3), plain=True),
+    Call("use:attended_by_size", "f", (2, 3), given((True,), (False,)), plain=True),
     Call("use:recurrent", "s", (2, 3), given(("rnn",), ("gru",), ("lstm",)), plain=True),
     Call("use:looked_up", "s", (2, 2), plain=True),
     Call("use:loss", "s", (2, 2), given(("cross_entropy",), ("mse",), ("huber",), ("kl",)), plain=True),

@@ -114,6 +114,8 @@ def grades_of(program: Program, values: Sequence[Value]) -> list[int]:
 
 def _grade(step: Step, out: Value, worst: int, inputs: Sequence[Value], grades: Sequence[int]) -> int:
     exactness = step.exactness
+    if exactness == "unknown":
+        return LOOSE
     if exactness == "op":
         floats = out.dtype.is_inexact or any(x.dtype.is_inexact for x in inputs)
         exactness = "approximate" if floats else "exact"

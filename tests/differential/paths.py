@@ -19,19 +19,31 @@ from strata.mir import Graph, parse
 from strata.runtime import CompiledGraph, CompileOptions, Session
 from strata.tensor import data, lazy_cache
 from tests.backends.guard_pages import run_guarded
+from tests.differential.gradients import base_of, check_differences, differentiated
 from tests.differential.meaning import Meaning, Violation, bits_of, compare, meaning_of, same_bits
 from tests.differential.program import Program, without_unused
 
 MAIN = (
     "reference", "graph", "lazy", "later", "jit", "unfused", "threads", "symbolic", "specialised", "bucketed", "vmap",
-    "text", "guarded", "process", "bits",
+    "text", "guarded", "process", "bits", "gradient",
 )  # fmt: skip
-# No ways of their own: `process` repeats programs elsewhere, `bits` compares those with symbols in every bit.
-TOGETHER = ("process", "bits")
+# No ways of their own: `process` repeats programs elsewhere, `bits` compares those with symbols in every bit, and
+# `gradient` goes the other ways with the gradient of a program.
+TOGETHER = ("process", "bits", "gradient")
 DEVICES = ("xla", "wgpu", "triton", "cuda")
 PATHS = (*MAIN, *DEVICES)
 # Of paths that take long, one program in so many goes there.
-RARE = {"guarded": 12, "unfused": 3, "threads": 3, "text": 5, "process": 1, "xla": 4, "triton": 2, "reference": 2}
+RARE = {
+    "guarded": 12,
+    "unfused": 3,
+    "threads": 3,
+    "text": 5,
+    "process": 1,
+    "xla": 4,
+    "triton": 2,
+    "reference": 2,
+    "gradient": 3,
+}
 
 FEW = 4  # paths: then every program takes all of them
 
@@ -138,6 +150,7 @@ class Run:
         return run(compiled(self.program.graph(), self.feeds, name), self.feeds)
 
 
+OF_GRADIENTS = ("reference", "graph", "later", "jit", "symbolic", "specialised", "bucketed", "vmap", "bits")
 BITS = (
     "graph",
     "threads",
@@ -149,6 +162,7 @@ BITS = (
     "text",
     "guarded",
 )  # compiled: equal in every bit
+WITH_SYMBOLS = ("symbolic", "specialised")  # graphs that are made with symbols
 OPEN = ("symbolic", "specialised", "bucketed")
 FACTORS = frozenset(
     {"svd", "eigh", "qr", "lu", "cholesky", "solve", "triangular_solve", "pinv", "det", "slogdet", "adjugate"}
@@ -160,7 +174,7 @@ def check(program: Program, paths: Sequence[str] = MAIN) -> None:
     """Raise a Violation where a path disagrees with the meaning, or a compiled one with another in its bits."""
     ways = Run(program)
     meaning = _meaning(program)
-    first: dict[bool, tuple[str, Arrays]] = {}
+    first: dict[tuple[bool, bool], tuple[str, Arrays]] = {}
     has_params = any(leaf.is_param for leaf in program.leaves)
     opens = program.is_open and _opens(program)
     for path in paths:
@@ -186,19 +200,33 @@ def check(program: Program, paths: Sequence[str] = MAIN) -> None:
             if path in OPEN and "bits" not in paths:
                 continue
             key = has_params and path in ("later", "jit", "bucketed")  # where parameters are inputs like others
-            known = first.setdefault(key, (path, got))
+            known = first.setdefault((key, _sums_otherwise(program) and path in WITH_SYMBOLS), (path, got))
             same_bits(path, known[0], got, known[1])
     if "symbolic" in paths and opens:
         _check_sizes(program, ways, in_bits="bits" in paths)
+    if "gradient" in paths and (len(paths) <= FEW or program.seed // 4 % RARE["gradient"] == 0):
+        _check_gradient(program, (*OF_GRADIENTS, *(p for p in paths if p in DEVICES)))
+
+
+def _check_gradient(program: Program, paths: Sequence[str]) -> None:
+    """The gradient of a program, which is another program, its ways; and beside differences."""
+    made = differentiated(program)
+    if made is None:
+        return
+    try:
+        check(made, paths)
+        check_differences(made)
+    except Violation as found:
+        raise Violation(f"gradient {found.path}", found.kind, found.message) from None
 
 
 def _opens(program: Program) -> bool:
-    """Whether the program takes symbols: ops of the registry may want some of their sizes as numbers."""
-    if not any(step.exactness == "op" for step in program.steps):
+    """Whether the program takes symbols: ops of the registry, and their gradients, may want some sizes as numbers."""
+    if not any(step.exactness == "op" for step in (base_of(program) or program).steps):
         return True
     try:
         Session("cpu").compile(program.graph(symbolic=True))
-    except (ShapeError, SymbolError):
+    except (ShapeError, SymbolError, MissingRuleError):
         return False
     except StrataError:
         return True  # no refusal: it is found on the path itself
@@ -234,10 +262,15 @@ def _check_sizes(program: Program, ways: Run, *, in_bits: bool) -> None:
         got, meaning = _outcome(lambda: run(ways.opened, feeds)), _meaning(other)  # noqa: B023
         if len(program.outputs) == 1 or not isinstance(got, type) or not isinstance(meaning, type):
             judge(f"symbolic at {values}", got, meaning)  # of several errors one is first: which one may differ
-        if in_bits and number == also and not isinstance(got, type):
+        if in_bits and number == also and not isinstance(got, type) and not _sums_otherwise(other):
             known = _outcome(Run(other).graph)
             if not isinstance(known, type):
                 same_bits(f"symbolic at {values}", "graph", got, known)
+
+
+def _sums_otherwise(program: Program) -> bool:
+    """Whether gradients sum other axes where sizes are symbols: a symbol that is 1 is broadcast to, and summed over."""
+    return base_of(program) is not None and 1 in program.values.values()
 
 
 def _any_numbers(program: Program) -> bool:

@@ -1,8 +1,9 @@
 """Programs as data: leaves and steps that can be replayed on graph values and on tensors, at any sizes.
 
-A step names a front-end function, an op of the registry (`op:name`) or a function of `tests.differential.recipes`
-(`use:name`), and refers to earlier values by number. Leaves have sizes by name, so that one program is a static graph,
-a symbolic one, a lazy expression or a jitted function, and can be run again at other sizes with other arrays.
+A step names a front-end function, an op of the registry (`op:name`), a function of `tests.differential.recipes`
+(`use:name`) or the gradient of a program (`grad:`), and refers to earlier values by number. Leaves have sizes by name,
+so that one program is a static graph, a symbolic one, a lazy expression or a jitted function, and can be run again at
+other sizes with other arrays.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from strata.core import Dim, DType, sym
 from strata.mir import REGISTRY, Graph, as_tuple
 from tests.differential import recipes
 from tests.differential.arrays import draw_array
+from tests.differential.pull_back import pulled_back
 
 Shape = tuple[str | int, ...]
 
@@ -182,6 +184,8 @@ def apply_step(step: Step, values: Sequence[Any], space: Any) -> list[Any]:
     kind, _, name = step.name.rpartition(":")
     if kind == "op":
         made = _apply_op(REGISTRY[name](**options), args, space)
+    elif kind == "grad":
+        made = pulled_back(options["of"], args, space)
     elif kind == "use":
         made = getattr(recipes, name)(space, *args, **options)
     elif name == "getitem":

@@ -112,8 +112,8 @@ def batch_normal(space: Any, x: Any) -> Any:
     return made[0] if isinstance(made, (tuple, list)) else made
 
 
-def padded(space: Any, x: Any, mode: str) -> Any:
-    return space.pad(x, [(1, 1)] + [(0, 0)] * (x.ndim - 1), mode=mode)
+def padded(space: Any, x: Any, mode: str, width: int = 1) -> Any:
+    return space.pad(x, [(width, 1)] + [(0, 0)] * (x.ndim - 1), mode=mode)
 
 
 def put(space: Any, x: Any, reduction: str) -> Any:
@@ -190,6 +190,13 @@ def scaled_attention(space: Any, x: Any) -> Any:
     mask = space.sum(y, -1, keepdims=True) > 0
     bias = space.where(mask, 0.0, -1.0).astype(x.dtype)
     return space.scaled_dot_product_attention(y, y, y, attn_mask=bias, scale=0.25)
+
+
+def attended_by_size(space: Any, x: Any, divides: bool) -> Any:
+    """Attention written out, with a scale that is computed from the number of rows."""
+    scores = space.matmul(x, space.swapaxes(x, -1, -2))
+    root = space.sqrt(space.cast(space.dim_size(x.shape[-2]), x.dtype) + 1.0)
+    return space.matmul(space.softmax(scores / root if divides else scores * (1.0 / root), axis=-1), x)
 
 
 def recurrent(space: Any, x: Any, kind: str) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 
 from strata.core import DType, bf16, bool_, c64, c128, f8e4m3, f16, f32, f64, i4, i8, i32, i64, u4, u8, u16, u32
 from strata.ops.quant.schemes import Scheme
+from tests.differential.gradients import differentiated
 from tests.differential.program import Leaf, Program, Ref, Shape, Size, Step
 
 
@@ -22,6 +23,12 @@ def leaf(dtype: DType, *shape: str | int, style: str = "plain", data: Any = None
     given = None if data is None else np.array(data).astype(dtype.np)
     kind: Shape = tuple(shape) or (() if given is None else given.shape)
     return Leaf(kind, dtype, style, 1, param, given)
+
+
+def gradient(of: Program) -> Program:
+    made = differentiated(of)
+    assert made is not None
+    return made
 
 
 def exact(name: str, *args: Any, **options: Any) -> Step:
@@ -344,4 +351,19 @@ REGRESSIONS: dict[str, Program] = {
         leaf(bf16, 32, "n", data=[[9e-41], [3.0], [-9e-41], [1.5]] * 8), steps=[Step("use:gram", (V[0], False))], n=1
     ),
     "the least of eight bits": program(leaf(f8e4m3, 3, 2), steps=[exact("min", V[0], axis=0)]),
+    "scores divided by a root of their number": program(
+        leaf(f32, 2, "n", 16), steps=[Step("use:attended_by_size", (V[0], True))], n=13, low=1
+    ),
+    "scores times a number made of their number": program(
+        leaf(f64, 2, "n", 16), steps=[Step("use:attended_by_size", (V[0], False))], n=13
+    ),
+    "mirrored further than it is long": program(
+        leaf(f32, "n", 2), steps=[exact("use:padded", V[0], "reflect", 4)], n=2, low=1
+    ),
+    "windows of numbers in a gradient": gradient(
+        program(leaf(f32, 2, "n", 2), steps=[Step("use:convolved", (V[0], 1))], n=60)
+    ),
+    "running sums, whose gradient runs back": program(
+        leaf(f32, "n", 3), steps=[Step("cumsum", (V[0],), (("axis", 0),)), Step("tanh", (V[1],))], n=5
+    ),
 }  # fmt: skip

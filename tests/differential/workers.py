@@ -55,7 +55,8 @@ def violation_of(program: Program, paths: Sequence[str]) -> Violation | None:
 def small(program: Program, found: Violation, paths: Sequence[str]) -> Program:
     """A smaller program with the same violation."""
     base = found.path.split()[0]
-    narrowed = [p for p in paths if p in (base, "graph", "bits")] if base in paths else list(paths)
+    wanted = (base,) if base == "gradient" else (base, "graph", "bits")
+    narrowed = [p for p in paths if p in wanted] if base in paths else list(paths)
 
     def fails(candidate: Program) -> bool:
         other = violation_of(candidate, narrowed)

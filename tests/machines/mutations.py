@@ -82,6 +82,24 @@ MUTATIONS: tuple[Mutation, ...] = (
         "if what.sums and self.is_shared(x) else", "if what.sums and not x.shape else", PROGRAMS,
     ),
     Mutation(
+        "scales-that-depend-on-what-is-known", "strata/passes/pipeline.py",
+        "Simplify(), Fold(sizes=False)]", "Simplify(), Fold()]", PROGRAMS,
+    ),
+    Mutation(
+        "numbers-that-start-from-nothing", "strata/lir/fusion.py",
+        "while x not in self.stored and x.node.inputs:",
+        "while x not in self.stored and not isinstance(x.node.op, (Input, Param, Constant)):", PROGRAMS,
+    ),
+    Mutation(
+        "running-gradients-the-same-way", "strata/ops/reduce/cumulative.py",
+        "self.exclusive, not self.reverse)(ct)", "self.exclusive, self.reverse)(ct)", PROGRAMS,
+    ),
+    Mutation(
+        "gradients-of-rows-not-taken", "strata/ops/control/branching.py",
+        "where(lift(rows, x.ndim - 1), x, stop_gradient(x)) if x.dtype.is_inexact else x", "x",
+        tests("tests/unit/tensor/test_functional.py", "-k", "no_part_in_its_gradient"),
+    ),
+    Mutation(
         "sizes-rounded-towards-zero", "strata/backends/llvm/loops/values.py",
         "if not known_le(0, atom.a):  # it has", "if known_le(1, 0):  # it has", PROGRAMS,
     ),

@@ -9,7 +9,8 @@ import pytest
 from strata import ops
 from strata.core import f32, sym
 from strata.errors import OptionError, ShapeError
-from strata.mir import Graph, evaluate, evaluate_values, placeholder
+from strata.mir import Graph, evaluate, evaluate_values, placeholder, pullback
+from strata.runtime import Session
 from tests.ops.evaluation import gradients, leaf, run
 
 X = np.random.default_rng(0).standard_normal((3, 4, 5))
@@ -111,6 +112,31 @@ def test_pad_of_a_symbolic_size(mode: str) -> None:
     graph.outputs(ops.pad(x, (2, 1), mode))
     data = np.arange(4, dtype=np.float32)
     np.testing.assert_array_equal(evaluate(graph, {"x": data})[0], np.pad(data, (2, 1), mode))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "symmetric", "wrap", "edge"])
+@pytest.mark.parametrize("low", [0, 1, 3])
+def test_pad_wider_than_a_symbolic_size(mode: str, low: int) -> None:
+    """One program for all sizes: narrower and wider than what is added, forwards and backwards; nothing has no ends."""
+    graph = Graph()
+    x = graph.input("x", (2, sym("S", low)), "f64")
+    padded = ops.pad(x, [(0, 0), (3, 5)], mode)
+    (grad,) = pullback([padded], [ops.cast(ops.iota(padded.shape, 1), "f64")], [x])
+    assert grad is not None
+    graph.outputs(padded, grad)
+    devices = [Session(device).compile(graph) for device in ("cpu", "reference")]
+    for size in range(max(low, 1), 9):
+        data = np.arange(2.0 * size).reshape(2, size)
+        want = np.pad(data, [(0, 0), (3, 5)], mode)  # type: ignore[call-overload]
+        added = np.zeros(2 * size)
+        np.add.at(added, want.astype(int), np.broadcast_to(np.arange(size + 8), want.shape))
+        for made in devices:
+            got = made.run({"x": data})
+            np.testing.assert_array_equal(got[0], want)
+            np.testing.assert_array_equal(got[1], added.reshape(2, size))
+    for made in devices if low == 0 else ():
+        with pytest.raises(ShapeError, match="does not lie within axis"):
+            made.run({"x": np.zeros((2, 0))})
 
 
 def test_symbolic_sizes() -> None:

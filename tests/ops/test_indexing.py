@@ -219,6 +219,19 @@ def test_each_row_of_a_batch_has_its_own_start() -> None:
 # ------------------------------------------------------------------------------------------------------------- mistakes
 
 
+def test_updates_of_an_empty_axis_go_nowhere_and_have_no_gradient() -> None:
+    updates, ids, x = st.ones((3, 2)), st.zeros(3, "i64"), st.zeros((0, 2))
+    cases = (
+        lambda u: st.scatter_add(u, ids, 0),
+        lambda u: st.scatter_nd(x, ids.reshape(3, 1), u, reduction="add"),
+        lambda u: st.scatter_elements(x, st.zeros((3, 2), "i64"), u, 0, reduction="add"),
+    )
+    for scattered in cases:
+        assert scattered(updates).shape == (0, 2)
+        for slope in (st.grad(lambda u, f=scattered: f(u).sum()), st.jit(st.grad(lambda u, f=scattered: f(u).sum()))):
+            np.testing.assert_array_equal(slope(updates).numpy(), np.zeros((3, 2)))
+
+
 def test_mistakes() -> None:
     x, ids, flags = placeholder("x", f32[3, 4]), placeholder("i", i32[2, 5]), placeholder("b", f32[2]) > 0
     with pytest.raises(DTypeError, match=r"gather: ids must be integers, got bool\[2\]"):

@@ -158,6 +158,17 @@ def test_special_functions_far_out_and_below_zero(device: str, dtype: str) -> No
         np.testing.assert_allclose(got, want, rtol=3e-6 if dtype == "f4" else 1e-12, atol=0)
 
 
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_special_functions_at_their_poles_and_infinities(device: str, dtype: type) -> None:
+    x = np.array([0.0, -0.0, -1.0, -2.0, np.inf, -np.inf, np.nan], dtype)
+    graph = Graph("edges")
+    v = graph.input("x", x.shape, x.dtype)
+    found = Session(device).compile(graph.outputs(v.lgamma(), v.digamma())).run(x=x)
+    np.testing.assert_array_equal(found[0], [math.inf] * 6 + [math.nan])
+    np.testing.assert_array_equal(found[1], [-math.inf, math.inf, math.nan, math.nan, math.inf, math.nan, math.nan])
+
+
 def test_erfc_has_the_derivative_of_minus_erf() -> None:
     x = np.array([-1.0, 0.3, 4.0], "f4")
     np.testing.assert_allclose(

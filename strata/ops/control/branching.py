@@ -15,7 +15,12 @@ from strata.ops.base.elementwise import lift
 from strata.ops.base.frontend import as_value
 from strata.ops.base.movement import broadcast_to
 from strata.ops.control.tracing import Traced, is_wide, make_graph, narrowed, numbered, run_graph, trace_body
-from strata.ops.elementwise.logic import to_bool, where
+from strata.ops.elementwise.logic import logical_not, stop_gradient, to_bool, where
+
+
+def counted_in(rows: Value, x: Value) -> Value:
+    """x, with gradients in these rows only: where a branch is not taken, they may be no number."""
+    return where(lift(rows, x.ndim - 1), x, stop_gradient(x)) if x.dtype.is_inexact else x
 
 
 @op("cond")
@@ -94,12 +99,12 @@ class Cond(Op):
         if batched[0]:
             then, orelse = (
                 [_spread(table, plain, x, size) for x in g.results]
-                for g in (self.then, self.orelse)
+                for g, rows in ((self.then, predicate), (self.orelse, logical_not(predicate)))
                 for plain in [{n: c for n, c, b in zip(g.inputs, captures, flags, strict=True) if not b}]
                 for table in [
                     batch_values(
                         g.results,
-                        {n: c for n, c, b in zip(g.inputs, captures, flags, strict=True) if b},
+                        {n: counted_in(rows, c) for n, c, b in zip(g.inputs, captures, flags, strict=True) if b},
                         size,
                         shared=plain,
                     )

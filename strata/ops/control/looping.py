@@ -10,12 +10,24 @@ import numpy as np
 
 from strata.core import Dim, SymExpr, TensorType, bool_, f64, flatten, i64, located, unflatten
 from strata.errors import MissingRuleError, OptionError, ShapeError
-from strata.mir import Graph, Nested, Op, Sample, Value, batch_values, op, placeholder, pullback_once, pushforward
+from strata.mir import (
+    Graph,
+    Nested,
+    Op,
+    Sample,
+    Value,
+    batch_values,
+    op,
+    placeholder,
+    pullback_once,
+    pushforward,
+    substitute_values,
+)
 from strata.ops.base.creation import zeros_like
 from strata.ops.base.elementwise import lift
 from strata.ops.base.frontend import as_value
 from strata.ops.base.movement import broadcast_to, concat, insert_axis, narrow, reshape
-from strata.ops.control.branching import Cond, branch_graphs, merged_captures
+from strata.ops.control.branching import Cond, branch_graphs, counted_in, merged_captures
 from strata.ops.control.scanning import ScanOp, segment_ends
 from strata.ops.control.tracing import is_wide, make_graph, narrowed, numbered, runner, trace_body
 from strata.ops.elementwise.logic import to_bool, where
@@ -146,7 +158,9 @@ class While(Op):
             (rows,) = make_graph("rows", self._formals(self.cond, names, flags), [keep_going]).call(
                 *(n if b else table[x] for x, n, b in zip(self.cond.inputs, names, flags, strict=True))
             )
-            spread = [where(lift(rows, x.ndim - 1), x, names[i]) for i, x in enumerate(spread)]
+            table = {n: counted_in(rows, n) for n, b in zip(names, flags, strict=True) if b}
+            going = substitute_values(spread, table)
+            spread = [where(lift(rows, x.ndim - 1), x, names[i]) for i, x in enumerate(going)]
             keep_going = any_(keep_going)
         cond_graph = make_graph(self.cond.name, self._formals(self.cond, names, flags), [keep_going])
         body = make_graph(self.body.name, self._formals(self.body, names, flags), spread)

@@ -45,7 +45,7 @@ class Lgamma(Math):
     def numpy(self, x: np.ndarray) -> np.ndarray:
         from scipy.special import gammaln
 
-        return gammaln(x)
+        return np.where(np.isneginf(x), x.dtype.type(np.inf), gammaln(x))  # as C says, and kernels do
 
     def partials(self, x: Value, *, out: Value) -> tuple[Partial, ...]:
         return (digamma(x),)
@@ -94,7 +94,7 @@ def polygamma_series(k: KernelBuilder, order: int, x: Expr) -> Expr:
     wide = k.select(is_reflected, c(1.0) - given, given)
     shift, total = 8, c(0.0)
     for i in range(shift):
-        step = wide + c(float(i))
+        step = wide + c(float(i)) if i else wide  # -0 + 0 is 0, and the pole at -0 is another
         total = total + (c(-1.0) / step if order == 0 else c(1.0) / (step * step))
     y = wide + c(float(shift))
     inverse = c(1.0) / y

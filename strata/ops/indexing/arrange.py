@@ -276,7 +276,8 @@ def pad(x: Operand, widths: Any, mode: str = "constant", constant_values: Number
     """Elements added before and after each axis.
 
     `widths` is one number, one (before, after) pair, or a pair for each axis; a negative width cuts. Modes: constant,
-    edge (the outermost element), reflect (mirrored, without the outermost), symmetric (mirrored, with it), wrap.
+    edge (the outermost element), reflect (mirrored, without the outermost), symmetric (mirrored, with it), wrap. More
+    may be added than the axis has.
     """
     value = as_value(x)
     if mode not in PAD_MODES:
@@ -339,9 +340,10 @@ def _extended(x: Value, axis: int, before: Dim, after: Dim, mode: str) -> Value:
         ]
         return _joined(ends[0], x, ends[1], axis)
     reach = size - 1 if mode == "reflect" else size
-    if isinstance(size, int) and not (known_le(before, reach) and known_le(after, reach)):
-        ids = np.pad(np.arange(size), (before.__index__(), after.__index__()), mode)  # type: ignore[call-overload]
-        return Gather(axis, False)(x, constant(ids))
+    if not (known_le(before, reach) and known_le(after, reach)):
+        head = Gather(axis, False)(x, _places(-before, before, size, mode))
+        tail = Gather(axis, False)(x, _places(size, after, size, mode))
+        return _joined(head, x, tail, axis)
     match mode:
         case "wrap":
             head, tail = narrow(x, axis, size - before, before), narrow(x, axis, 0, after)
@@ -350,6 +352,19 @@ def _extended(x: Value, axis: int, before: Dim, after: Dim, mode: str) -> Value:
         case _:
             head, tail = flip(narrow(x, axis, 0, before), axis), flip(narrow(x, axis, size - after, after), axis)
     return _joined(head, x, tail, axis)
+
+
+def _places(first: Dim, count: Dim, size: Dim, mode: str) -> Value:
+    """Where places from the first one on lie, of an axis that is repeated by a mode without end."""
+    if isinstance(first, int) and isinstance(count, int) and isinstance(size, int):
+        before, after = max(-first, 0), max(first + count - size, 0)
+        return constant(np.pad(np.arange(size), (before, after), mode)[first + before :][:count])  # type: ignore[call-overload]
+    period = size if mode == "wrap" else dim_max(2 * size - 2, 1) if mode == "reflect" else 2 * size
+    zero = narrow(iota((size,)), 0, 0, 1)  # the first place, which is refused where a symbol is 0
+    at = METHODS["remainder"](zero + iota((count,)) + dim_size(first), dim_size(dim_max(period, 1)))
+    if mode == "wrap":
+        return at
+    return METHODS["minimum"](at, dim_size(period - (1 if mode == "symmetric" else 0)) - at)
 
 
 def _joined(head: Value, x: Value, tail: Value, axis: int) -> Value:

@@ -6,7 +6,7 @@ reduction the last of them stays. Derivatives are exact for every reduction, als
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -158,7 +158,7 @@ class ScatterElements(Scatter):
         return ScatterElements(reduction, self.wrap, self.axis)
 
     def pick(self, x: Value, ids: Value) -> Value:
-        return GatherElements(self.axis, self.wrap)(x, ids)
+        return picked(GatherElements(self.axis, self.wrap), x, ids, self.id_sizes(x.type, ids.type))
 
     def others(self, x: Value, ids: Value, updates: Value) -> Value:
         return products_of_others(updates, non_negative(ids, x.shape[self.axis], self.wrap), self.axis)
@@ -236,7 +236,7 @@ class ScatterND(Scatter):
         return ScatterND(reduction, self.wrap, self.batch_dims)
 
     def pick(self, x: Value, ids: Value) -> Value:
-        return GatherND(self.batch_dims, self.wrap)(x, ids)
+        return picked(GatherND(self.batch_dims, self.wrap), x, ids, self.id_sizes(x.type, ids.type))
 
     def others(self, x: Value, ids: Value, updates: Value) -> Value:
         lead = ids.ndim - 1
@@ -325,6 +325,15 @@ def combine(
     return x + total if kind == "sum" else x * total
 
 
+def picked(gather: Indexed, x: Value, ids: Value, sizes: Sequence[Dim]) -> Value:
+    """What updates of these ids reach; those of an empty axis go nowhere."""
+    if all(n != 0 for n in sizes):
+        made: Value = gather(x, ids)
+        return made
+    (kind,) = gather.infer_types([x.type, ids.type])
+    return zeros(kind.shape, kind.dtype)
+
+
 def non_negative(ids: Value, size: Dim, wrap: bool) -> Value:
     """Ids that count from the front."""
     if not wrap:
@@ -384,7 +393,7 @@ class ScatterAdd(Indexed):
         return None if dx[0] is None else self(dx[0], ids)
 
     def vjp(self, updates: Value, ids: Value, *, out: Value, ct: Value) -> tuple[Value | None, ...]:
-        return Gather(0, self.wrap)(ct, ids), None
+        return picked(Gather(0, self.wrap), ct, ids, (self.rows,)), None
 
     def vmap(self, updates: Value, ids: Value, *, batched: tuple[bool, ...], size: Dim) -> Value:
         if not batched[1]:

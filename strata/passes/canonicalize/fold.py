@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from strata.core import bool_, i32, i64
 from strata.errors import IndexRangeError
 from strata.mir import Constant, Graph, Input, Node, Param, Value, constant, field_symbols, run_op
 from strata.ops import Indexed
@@ -37,10 +38,12 @@ class Fold(Pass):
     """Replace pure ops on constants by their value, up to a size.
 
     Whether something is constant may depend on what is known of sizes, so only ops that have the same bits in a kernel
-    are folded. Others are computed once, before the first run.
+    are folded. Others are computed once, before the first run. Without `sizes`, floats that follow from whole numbers,
+    as from a size, are left as well: passes that look for constants then find the same where the size is a symbol.
     """
 
     limit: int = 4096  # elements: larger values are cheaper to compute than to carry
+    sizes: bool = True  # whether a float that is made of whole numbers is folded
 
     name: ClassVar[str] = "fold"
 
@@ -67,7 +70,7 @@ class Fold(Pass):
         is_known = bool(node.inputs) or node.op.name == "dim_size"  # a size that was bound is a number like any other
         if not is_known or not node.op.pure or not all(isinstance(x.node.op, Constant) for x in inputs):
             return None
-        if not _is_exact(node):
+        if not _is_exact(node) or (not self.sizes and _is_of_sizes(node)):
             return None
         fields = tuple(node.op.static_fields().values())
         if field_symbols(fields) or any(isinstance(x, Graph) for x in fields):
@@ -86,6 +89,12 @@ def _is_exact(node: Node) -> bool:
     if not dtypes or node.op.name in MOVES:
         return True
     return node.op.name in ROUNDS_ONCE and not any(d.is_complex for d in dtypes)
+
+
+def _is_of_sizes(node: Node) -> bool:
+    """Whether a node makes one float of whole numbers, or of a comparison of some, as what is computed of sizes is."""
+    made_of = {x.dtype for x in node.inputs}
+    return any(t.dtype.is_float and t.size == 1 for t in node.types) and not made_of.isdisjoint((i32, i64, bool_))
 
 
 def _failing(graph: Graph) -> set[Value]:

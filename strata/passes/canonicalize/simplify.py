@@ -73,6 +73,12 @@ def same_branches(c: Value, x: Value) -> Value | None:
     return x if len(x.shape) >= len(c.shape) else None
 
 
+@RULES.rule(pat.where(V.c, V.x, pat.stop_gradient(V.x)))
+def gradients_in_some_places(c: Value, x: Value) -> Value | None:
+    """Both branches are x; that its gradients are counted in some places only has been seen to."""
+    return same_branches(c, x)
+
+
 @RULES.rule(pat.transpose(pat.transpose(V.x, perm=V.inner), perm=V.outer))
 def transpose_of_transpose(x: Value, inner: tuple[int, ...], outer: tuple[int, ...]) -> Value:
     return transpose(x, [inner[p] for p in outer])

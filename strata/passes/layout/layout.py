@@ -88,12 +88,15 @@ def _padded_first(value: Value, inputs: tuple[Value, ...]) -> Sequence[Value] | 
     """A filter with many taps along lines reads lines that were padded before: without a bound in its sums it is a
     product of windows and weights, at eight times the speed."""
     node, op = value.node, cast("Any", value.node.op)
-    if node.op.name != "conv" or inputs[0].dtype not in (f32, f64) or not any(map(any, op.padding)):
+    if node.op.name != "conv" or inputs[0].dtype not in (f32, f64):
+        return None
+    sides = [side for pair in op.padding for side in pair]
+    if not all(isinstance(side, int) for side in sides) or not any(sides) or min(sides) < 0:
         return None
     x, w = inputs
     shape: Any = w.shape
     is_line = all(isinstance(d, int) for d in shape) and all(d == 1 for d in shape[2:-1]) and shape[-1] > MOST_TAPS
-    if not is_line or op.groups != 1 or any(d != 1 for d in op.input_dilation) or min(map(min, op.padding)) < 0:
+    if not is_line or op.groups != 1 or any(d != 1 for d in op.input_dilation):
         return None
     padded = pad_constant(x, [(0, 0), (0, 0), *op.padding], 0.0)
     return [replace(op, padding=((0, 0),) * len(op.padding))(padded, w)]

@@ -188,6 +188,33 @@ def test_control_flow_nests_in_every_transform():
     np.testing.assert_allclose(hv.item(), expected, rtol=1e-5)
 
 
+def branched(x):
+    return st.cond(x > 0, st.sqrt, lambda a: a * 2.0, x)
+
+
+def looped(x):
+    return st.while_loop(lambda s: s > 1.0, lambda s: st.sqrt(s - 1.0), x, max_iter=4)
+
+
+def branched_in_a_loop(x):
+    rows = st.arange(3, dtype="f32")
+    return st.scan(lambda c, r: (st.cond(c > 0, st.log, lambda a: a, c), r), x, rows)[0]
+
+
+@pytest.mark.parametrize("f", [branched, looped, branched_in_a_loop])
+def test_what_a_row_does_not_take_has_no_part_in_its_gradient(f):
+    """A root of what is negative, in rows that go the other way or have ended, is no number."""
+    xs = np.array([-1.0, 0.0, 0.5, 1.0, 2.0, 5.0, 17.0, 300.0], np.float32)
+    alone = np.array([st.grad(f)(st.tensor(x)).numpy() for x in xs])
+    assert np.isfinite(alone).all()
+    for made in (
+        st.vmap(st.grad(f)),
+        st.grad(lambda x: st.vmap(f)(x).sum()),
+        st.jit(st.grad(lambda x: st.vmap(f)(x).sum())),
+    ):
+        np.testing.assert_allclose(made(st.tensor(xs)).numpy(), alone, rtol=1e-6)
+
+
 def test_checkpoint_gives_the_same_gradient():
     f = lambda x: (x.exp().sin() * x).sum()
     x = st.asarray(RNG.standard_normal(4))

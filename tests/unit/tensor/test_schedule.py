@@ -121,6 +121,22 @@ def test_general_forms_are_equal_and_bind_back(build, shapes):
     assert forms[0] == forms[1]
 
 
+def test_a_size_that_scales_the_scores_of_an_attention_stays_a_number():
+    """Attention with a known scale is one op: where the scale is a symbol, its last bits would differ."""
+
+    def program(size):
+        x = st.asarray(np.zeros((2, size, 4), "f"))
+        scores = x @ x.mT / st.sqrt(float(size))
+        return [(scores.softmax(axis=-1) @ x - x.mean(axis=(-2, -1), keepdims=True)).value]
+
+    forms = [generalize(outline(program(size))) for size in (20, 21)]
+    assert forms[0].key != forms[1].key
+    for form, size in zip(forms, ("20.0", "21.0"), strict=True):
+        text = str(form.graph)
+        assert f"dense(f32[], [{size}])" in text  # the scale
+        assert "dim_size() {dim = <4*s0>}" in text  # the divisor of the mean
+
+
 def test_equal_sizes_are_another_form_than_different_ones():
     def key(shape):
         return generalize(outline([(st.asarray(np.zeros(shape, "f")) * 2.0).value])).key
