@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: multi-head latent attention, routed and shared experts.
+"""DeepSeek V2 and V3, GLM-4.7 Flash: multi-head latent attention, routed and shared experts.
 
 What is cached of a token is one latent vector for all heads, with its rotary part behind it. Queries are brought to the
 latent space before attention and results from there, so that keys and values of heads are never made.
@@ -12,10 +12,14 @@ from typing import Any
 
 from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily, Slot
-from strata.models.config_values import mapping, optional_real, real, whole
+from strata.models.config_values import mapping, of_layers, optional_real, real, whole
 from strata.models.decoder_config import listed_json, meant, with_defaults, yarn_scale
 from strata.models.decoders.moe import MoeConfig, MoeGraph, moe_fields, stacked
 from strata.models.weights import Weights, check_layers, check_shapes, ops
+
+GLM_LITE = dict(kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5,
+                routed_scaling_factor=1.8, num_experts_per_tok=4, n_routed_experts=64, moe_intermediate_size=1536,
+                first_k_dense_replace=1, n_group=1, topk_group=1)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,17 @@ def score_scale(found: Mapping[str, Any], size: int) -> float:
 def deepseek_config(found: dict[str, Any]) -> DeepseekConfig:
     """From config.json of V2 or V3."""
     third = found.get("model_type") != "deepseek_v2"
+    if found.get("model_type") == "glm4_moe_lite":
+        found = with_defaults(found, **GLM_LITE)
     found = with_defaults(meant(found), rms_norm_eps=1e-6, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
     rank, plain, rotated = (whole(found, k) for k in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"))
     made = listed_json({**found, "head_dim": rotated, "num_key_value_heads": 1})
     dense = whole(found, "first_k_dense_replace", 3 if third else 0, least=0)
+    kinds = of_layers(found, "mlp_layer_types", made.layers)
+    sparse = tuple(k == "sparse" for k in kinds) if kinds else tuple(i >= dense for i in range(made.layers))
     is_grouped = third or found.get("topk_method") == "group_limited_greedy"
     fields = moe_fields(
-        found, made.layers, sparse=tuple(i >= dense for i in range(made.layers)),
+        found, made.layers, sparse=sparse,
         shared_inner=whole(found, "moe_intermediate_size") * whole(found, "n_shared_experts", 1 if third else 2),
         score="sigmoid" if third else "softmax", routed_scale=real(found, "routed_scaling_factor", 2.5 if third else 1),
         renormalize=bool(found.get("norm_topk_prob", True)) if third else False,
@@ -121,4 +129,5 @@ class DeepseekGraph(MoeGraph):
         return self.linear(ops.reshape(values, (self.batch, self.count, wide)), f"{at}o_proj", c.hidden, wide)
 
 
-DECODERS.update(dict.fromkeys(("deepseek_v2", "deepseek_v3"), DecoderFamily(deepseek_config, DeepseekGraph, stacked())))
+KINDS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+DECODERS.update(dict.fromkeys(KINDS, DecoderFamily(deepseek_config, DeepseekGraph, stacked())))
