@@ -71,7 +71,7 @@ MEANT: dict[str, dict[str, Any]] = {  # by a config.json that leaves a key out, 
     "helium": dict(num_key_value_heads=20, head_dim=128),
     "internlm3": dict(num_key_value_heads=2, head_dim=128),
     "iquestcoder": dict(num_key_value_heads=8, head_dim=128),
-    "nanochat": dict(rms_norm_eps=1e-6, final_logit_softcapping=15.0),
+    "nanochat": dict(final_logit_softcapping=15.0),
 }  # fmt: skip
 
 
@@ -209,7 +209,9 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
     gemma = family.startswith("gemma")
     rotary = mapping(found, "rope_parameters")
     rotary = rotary if rotary.get("partial_rotary_factor") else found
-    n_rot = int(head_dim * min(real(rotary, "partial_rotary_factor", 1.0), 1.0)) // 2 * 2
+    n_rot = int(head_dim * min(real(rotary, "partial_rotary_factor", 1.0), 1.0))
+    if n_rot % 2:
+        raise FileError(f"the configuration rotates {n_rot} features of a head, which are no pairs", code="F140")
     full, local = _ropes(family, found, n_rot)
     every = _rotary_layers(found, layers)
     scalar = optional_real(found, "query_pre_attn_scalar")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from strata.errors import FileError
 from strata.models.base import Model, compile_built
 from strata.models.bert import BertConfig, build_embedder, build_encoder, graph_of
 from strata.models.modernbert import ModernBertConfig
@@ -24,9 +25,11 @@ class Encoder(TextModel, Model):
     def __init__(
         self, config: BertConfig | ModernBertConfig, weights: Weights, tokenizer: Callable[[], Tokenizer], *,
         pooling: str = "mean", normalize: bool = True, limit: int | None = None, device: str = "cpu",
+        behind: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.config, self.weights, self.device = config, weights, device
         self.pooling, self.normalize = pooling, normalize
+        self.behind = behind  # kinds of layers that the folder has behind the pooling, which are not read here
         self.limit = min(limit or config.longest, config.longest)
         self._make_tokenizer = tokenizer
         self._embedders: dict[tuple[str, bool], CompiledGraph] = {}
@@ -85,6 +88,11 @@ class Encoder(TextModel, Model):
         progress: Callable[[int, int], None] | None = None,
     ) -> np.ndarray:  # fmt: skip
         """A vector for the tokens of each text, f32[texts, hidden]."""
+        if self.behind:
+            raise FileError(
+                f"embed: modules.json has a layer of the kind {self.behind[0]} behind the pooling, which is not read",
+                code="F720", fix="strata.sentence_transformers.SentenceTransformer(folder)",
+            )  # fmt: skip
         graph = self.embedder(pooling or self.pooling, self.normalize if normalize is None else normalize)
         out = np.empty((len(ids), self.config.hidden), np.float32)
         done = 0

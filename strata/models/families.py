@@ -21,6 +21,7 @@ from strata.models.decoders import MODULES, decoder_family
 from strata.models.decoders.expert_weights import ExpertStack, stacked
 from strata.models.decoders.resident_experts import expert_stores, no_experts
 from strata.models.embed import Encoder
+from strata.models.embedding_decoder import EmbeddingConfig, is_embedding
 from strata.models.generate import Decoder
 from strata.models.llama import LlamaGraph, gguf_names
 from strata.models.modernbert import ModernBertConfig
@@ -113,6 +114,10 @@ def load_folder(
         if adapter is not None:
             weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
         return _load_encoder(folder, ENCODERS[kind], settings, weights, device)
+    if is_embedding(settings, has_pooling=(folder / "modules.json").exists()):
+        if adapter is not None:
+            weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
+        return _load_encoder(folder, EmbeddingConfig, settings, weights, device)
     if kind in OTHERS:
         if adapter is not None:
             raise OptionError(f"load: models of the kind {kind!r} take no adapter", code="O611")
@@ -139,11 +144,14 @@ def _load_encoder(folder: Path, kind: Any, settings: dict[str, Any], weights: An
         modes = read_json(folder / "1_Pooling" / "config.json")
         keys = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
         pooling = next((k for k, v in keys.items() if modes.get(f"pooling_mode_{v}")), "mean")
+    behind: tuple[str, ...] = ()
     if (folder / "modules.json").exists():
-        normalize = "Normalize" in model_text(folder / "modules.json")
+        listed = model_text(folder / "modules.json")
+        normalize = "Normalize" in listed
+        behind = tuple(kind for kind in ("Dense", "LayerNorm", "WeightedLayerPooling", "CNN", "LSTM") if kind in listed)
     if (folder / "sentence_bert_config.json").exists():
         limit = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
     return Encoder(
         config, weights, lambda: folder_tokenizer(folder), pooling=pooling, normalize=normalize,
-        limit=limit if isinstance(limit, int) and limit > 0 else None, device=device,
+        limit=limit if isinstance(limit, int) and limit > 0 else None, device=device, behind=behind,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from strata.models.decoder_config import listed_json, meant, with_defaults, yarn
 from strata.models.decoders.moe import MoeConfig, MoeGraph, moe_fields, stacked
 from strata.models.weights import Weights, check_layers, check_shapes, ops
 
+LATENT_EPS = 1e-6
 GLM_LITE = dict(kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=192, v_head_dim=256, rms_norm_eps=1e-5,
                 routed_scaling_factor=1.8, num_experts_per_tok=4, n_routed_experts=64, moe_intermediate_size=1536,
                 first_k_dense_replace=1, n_group=1, topk_group=1)  # fmt: skip
@@ -105,7 +106,13 @@ class DeepseekGraph(MoeGraph):
         if not c.query_rank:
             return self.linear(x, f"{at}q_proj", wide, c.hidden)
         low = self.linear(x, f"{at}q_a_proj", c.query_rank, c.hidden)
-        return self.linear(self.norm(low, f"{at}q_a_layernorm", c.query_rank), f"{at}q_b_proj", wide, c.query_rank)
+        low = self.latent_norm(low, f"{at}q_a_layernorm", c.query_rank)
+        return self.linear(low, f"{at}q_b_proj", wide, c.query_rank)
+
+    def latent_norm(self, x: Value, name: str, width: int) -> Value:
+        """The norms of latent vectors have an eps of their own."""
+        found: Value = ops.rms_norm(x, self.param(f"{name}.weight", (width,)), eps=LATENT_EPS)
+        return found
 
     def attention(self, x: Value, layer: int) -> Value:
         c, at = self.config, f"layers.{layer}.self_attn."
@@ -119,7 +126,7 @@ class DeepseekGraph(MoeGraph):
         rotated = ops.reshape(self.rotate(rotated), (rows, c.heads, c.rotated))
         asked = ops.concat([ops.transpose(still, (1, 0, 2)), rotated], -1)
         pair = self.linear(x, f"{at}kv_a_proj_with_mqa", c.head_dim, c.hidden)
-        latent = self.norm(ops.narrow(pair, -1, 0, c.rank), f"{at}kv_a_layernorm", c.rank)
+        latent = self.latent_norm(ops.narrow(pair, -1, 0, c.rank), f"{at}kv_a_layernorm", c.rank)
         keys = ops.concat([latent, self.rotate(ops.narrow(pair, -1, c.rank, c.rotated))], -1)
         asked = ops.reshape(asked, (self.batch, self.count, c.heads * c.head_dim))
         mixed = ops.reshape(self.attend(layer, asked, keys, keys, scale=c.score_scale), (rows, c.heads, c.head_dim))

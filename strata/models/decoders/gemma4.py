@@ -28,6 +28,7 @@ class Gemma4Config(MoeConfig):
     full_dim: int = 2  # of a head, and heads of keys, in layers without one
     full_kv_heads: int = 1
     shared: int = 0  # layers at the end that attend to the caches of others
+    shares_keys: bool = False  # whether layers without a window have values that are their keys
     wide: int = 1  # how many times as wide their feed-forwards are
     own_width: int = 0  # of what a layer reads of a token
     own_vocab: int = 1
@@ -116,7 +117,8 @@ def gemma4_config(found: dict[str, Any]) -> Gemma4Config:
         **vars(made), "norm_offset": 0.0, "score_scale": 1.0, "windows": tuple(None if f else window for f in full),
         "rope": proportional(far, full_dim), "local_rope": RopeConfig(real(near, "rope_theta", 10000.0)),
         "logit_cap": optional_real(found, "final_logit_softcapping"), "full_dim": full_dim,
-        "full_kv_heads": full_count, "shared": shared, "wide": 2 if found.get("use_double_wide_mlp") else 1,
+        "full_kv_heads": full_count, "shared": shared,
+        "shares_keys": bool(found.get("attention_k_eq_v")), "wide": 2 if found.get("use_double_wide_mlp") else 1,
         "own_width": whole(found, "hidden_size_per_layer_input", 256, least=0), "sparse": (has_experts,) * layers,
         "own_vocab": whole(found, "vocab_size_per_layer_input", 262144), **own,
     })  # fmt: skip
@@ -156,7 +158,7 @@ class Gemma4Graph(MoeGraph):
             mixed = self.attend_to(source, q, **fields)
         else:
             k = self.linear(x, f"{at}k_proj", count * size, c.hidden)
-            v = self.linear(x, f"{at}v_proj", count * size, c.hidden) if self.has(f"{at}v_proj.weight") else k
+            v = k if c.shares_keys and window is None else self.linear(x, f"{at}v_proj", count * size, c.hidden)
             heads = ops.reshape(v, (self.batch, self.count, count, size))
             v = ops.reshape(ops.rms_norm(heads, eps=c.eps), v.shape)
             mixed = self.attend(layer, q, self.heads_turned(k, f"{at}k_norm", layer), v, **fields)

@@ -51,7 +51,8 @@ def cwm_config(found: dict[str, Any]) -> DecoderConfig:
 
 
 def ungated_config(found: dict[str, Any]) -> DecoderConfig:
-    return replace(plain_config(found, hidden_act="relu2"), is_gated=False)
+    eps = 1e-6 if found.get("model_type") == "nanochat" else 1e-5
+    return replace(plain_config(found, hidden_act="relu2", rms_norm_eps=eps), is_gated=False)
 
 
 def jais_config(found: dict[str, Any]) -> DecoderConfig:
