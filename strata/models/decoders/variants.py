@@ -218,7 +218,9 @@ class HunyuanMoeGraph(LateHeadNormGraph, MoeGraph):
 
 
 for _kind in ("ministral", "seed_oss", "internlm3", "iquestcoder"):
-    DECODERS[_kind] = DecoderFamily(from_json if _kind == "seed_oss" else plain_config, LlamaGraph, plain_names)
+    DECODERS[_kind] = DecoderFamily(
+        plain_config if _kind in ("internlm3", "iquestcoder") else from_json, LlamaGraph, plain_names
+    )
 DECODERS["cwm"] = DecoderFamily(cwm_config, LlamaGraph, plain_names)
 DECODERS["helium"] = DecoderFamily(helium_config, LlamaGraph, plain_names)
 DECODERS["arcee"] = DecoderFamily(ungated_config, LlamaGraph, plain_names)
