@@ -26,13 +26,14 @@ from benchmarks.random_models import kept
 
 Run = Callable[[], Any]
 PROMPT = [1, 300, 400, 500, 600, 700, 800, 900]
-MIXTURES = {
+MIXTURES: dict[str, dict[str, int]] = {
     "mixtral": dict(layers=12, hidden=1024, inner=3584, experts=8), "mixtral-large": dict(experts=8, inner=4096),
 }  # fmt: skip
-TINY = dict(d_model=384, encoder_layers=4, decoder_layers=4, encoder_attention_heads=6, decoder_attention_heads=6,
-            encoder_ffn_dim=1536, decoder_ffn_dim=1536, max_source_positions=1500, max_target_positions=448,
-            num_mel_bins=80, vocab_size=51865, decoder_start_token_id=50258, eos_token_id=50257, pad_token_id=50257,
-            bos_token_id=50257, model_type="whisper")  # fmt: skip
+TINY: dict[str, Any] = dict(
+    d_model=384, encoder_layers=4, decoder_layers=4, encoder_attention_heads=6, decoder_attention_heads=6,
+    encoder_ffn_dim=1536, decoder_ffn_dim=1536, max_source_positions=1500, max_target_positions=448, num_mel_bins=80,
+    vocab_size=51865, decoder_start_token_id=50258, eos_token_id=50257, pad_token_id=50257, bos_token_id=50257,
+)  # fmt: skip
 SPOKEN = [50258, 50259, 50359, 50363]  # a text in English without times
 WINDOW = 30.0  # seconds of sound
 

@@ -55,7 +55,7 @@ class EmbeddingConfig:
 
 def is_embedding(found: Mapping[str, Any], *, has_pooling: bool) -> bool:
     """Whether a folder's decoder is there for vectors: it says how tokens are pooled, or they see both sides."""
-    return found.get("model_type") in MODULES and (has_pooling or bool(found.get("use_bidirectional_attention")))
+    return str(found.get("model_type")) in MODULES and (has_pooling or found.get("use_bidirectional_attention") is True)
 
 
 class EmbeddingGraph(LlamaGraph):

@@ -115,6 +115,8 @@ def load_folder(
             weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
         return _load_encoder(folder, ENCODERS[kind], settings, weights, device)
     if is_embedding(settings, has_pooling=(folder / "modules.json").exists()):
+        if experts is not None:
+            raise no_experts(kind)
         if adapter is not None:
             weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
         return _load_encoder(folder, EmbeddingConfig, settings, weights, device)

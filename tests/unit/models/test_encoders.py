@@ -171,3 +171,15 @@ def test_kinds_of_decoders_that_give_no_vectors_are_named(tmp_path: Path) -> Non
     _modules(made)
     with pytest.raises(FileError, match="decoders of the kind 'mamba' do not give vectors"):
         st.load(made)
+
+
+@pytest.mark.parametrize("kind", [{}, [], 3, None, "x"])
+def test_kinds_that_are_no_names(kind: Any, tmp_path: Path) -> None:
+    made = random_folder(tmp_path / "llama", "llama")
+    settings = json.loads((made / "config.json").read_text("utf-8"))
+    (made / "config.json").write_text(json.dumps({**settings, "model_type": kind}), "utf-8")
+    for listed in (False, True):
+        if listed:
+            _modules(made)
+        with pytest.raises(FileError, match="are not known"):
+            st.load(made)
