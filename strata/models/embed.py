@@ -9,8 +9,7 @@ import numpy as np
 
 from strata.errors import FileError
 from strata.models.base import Model, compile_built
-from strata.models.bert import BertConfig, build_embedder, build_encoder, graph_of
-from strata.models.modernbert import ModernBertConfig
+from strata.models.bert import EncoderSizes, build_embedder, build_encoder, graph_of
 from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.weights import Weights
 from strata.runtime import CompiledGraph
@@ -23,7 +22,7 @@ class Encoder(TextModel, Model):
     """A text encoder: `embed` for vectors, `run` for hidden states and logits. Both are compiled when first used."""
 
     def __init__(
-        self, config: BertConfig | ModernBertConfig, weights: Weights, tokenizer: Callable[[], Tokenizer], *,
+        self, config: EncoderSizes, weights: Weights, tokenizer: Callable[[], Tokenizer], *,
         pooling: str = "mean", normalize: bool = True, limit: int | None = None, device: str = "cpu",
         behind: Sequence[str] = (),
     ) -> None:  # fmt: skip

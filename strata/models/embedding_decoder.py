@@ -109,4 +109,4 @@ class EmbeddingGraph(LlamaGraph):
         return self.norm(x, "norm", self.config.hidden)
 
 
-GRAPHS["embedding"] = EmbeddingGraph  # type: ignore[assignment]
+GRAPHS["embedding"] = EmbeddingGraph
