@@ -338,7 +338,7 @@ class _Packed:
             return x.reshape(n, 1)
         for rows, columns in self.squares:
             if x.shape == (-(-n // rows), -(-k // columns)):
-                return np.repeat(x, rows, axis=0)[:n]
+                return np.repeat(x, min(rows, n), axis=0)[:n]
         if x.ndim == 2 and len(x) == n and x.shape[1]:
             return x
         raise self.fail(f"{base!r} [{n}, {k}] has scales {list(x.shape)}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from strata.core import bool_, f32, i32, sym
 from strata.errors import FileError
@@ -12,6 +13,32 @@ from strata.models.blocks.activations import activated, activation_of
 from strata.models.config_values import real, text, whole
 from strata.models.modernbert import ModernBertConfig, ModernBertGraph, labels_tokens
 from strata.models.weights import WeightBuilder, Weights, check_layers, check_shapes, ops, without_prefix
+
+
+@runtime_checkable
+class EncoderSizes(Protocol):
+    """The configuration of an encoder, as far as its results need it."""
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def types(self) -> int:
+        """Of tokens, such as the first text and the second."""
+
+    @property
+    def labels(self) -> int: ...
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether labels are those of tokens."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens that there are positions for."""
 
 
 @dataclass(frozen=True)
@@ -167,19 +194,19 @@ class BertGraph(WeightBuilder):
         return x
 
 
-def graph_of(config: BertConfig | ModernBertConfig, weights: Weights, name: str) -> BertGraph | ModernBertGraph:
+def graph_of(config: EncoderSizes, weights: Weights, name: str) -> BertGraph | ModernBertGraph:
     """An encoder under construction."""
     if isinstance(config, ModernBertConfig):
         return ModernBertGraph(config, weights, name)
-    return GRAPHS.get(config.family, BertGraph)(config, weights, name)
+    make: Callable[..., Any] = GRAPHS.get(config.family, BertGraph)
+    found: BertGraph = make(config, weights, name)
+    return found
 
 
-GRAPHS: dict[str, type[BertGraph]] = {}  # of families that are not built as BERT is; each enters its own
+GRAPHS: dict[str, Callable[..., Any]] = {}  # of families that are not built as BERT is; each enters its own
 
 
-def build_encoder(
-    config: BertConfig | ModernBertConfig, weights: Weights
-) -> tuple[BertGraph | ModernBertGraph, tuple[str, ...]]:
+def build_encoder(config: EncoderSizes, weights: Weights) -> tuple[BertGraph | ModernBertGraph, tuple[str, ...]]:
     """The whole encoder: hidden states, and where the weights have a head its pooled state and logits."""
     b = graph_of(config, weights, config.family)
     types = b.graph.input("token_type_ids", (b.batch, b.length), i32) if config.types else None
@@ -214,7 +241,7 @@ def build_encoder(
 
 
 def build_embedder(
-    config: BertConfig | ModernBertConfig, weights: Weights, pooling: str, normalize: bool
+    config: EncoderSizes, weights: Weights, pooling: str, normalize: bool
 ) -> BertGraph | ModernBertGraph:
     """One vector for each row of ids."""
     b = graph_of(config, weights, "embed")

@@ -147,7 +147,7 @@ class CachedGraph(WeightBuilder):
     ) -> Value:  # fmt: skip
         """Attention to the keys and values that a layer has entered."""
         fields = dict(
-            num_heads=self.sizes.heads, kv_heads=self.sizes.kv_heads, window=window, scale=scale, softcap=softcap
+            num_heads=self.sizes.heads, kv_heads=self.kv_heads_of(layer), window=window, scale=scale, softcap=softcap
         )
         names = self._cache_names(layer)
         both = (names[0], names[-1])
@@ -159,6 +159,10 @@ class CachedGraph(WeightBuilder):
         found: Value = ops.paged_attention(ops.cast(q, new[0].dtype), *pools, *new, self.table, self.past, *scales,
                                            **fields)  # fmt: skip
         return ops.cast(found, q.dtype)
+
+    def kv_heads_of(self, layer: int) -> int:
+        """Heads of the keys and values of a layer."""
+        return self.sizes.kv_heads
 
     @property
     def _packs(self) -> bool:

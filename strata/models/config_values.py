@@ -111,6 +111,13 @@ def names(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(listed)
 
 
+def refuse(found: Mapping[str, Any], *keys: str) -> None:
+    """Refuse settings that change results and are not read: they are missing, null or false."""
+    key = next((key for key in keys if found.get(key)), None)
+    if key is not None:
+        raise FileError(f"the configuration has {key} = {_shown(found[key])}, which is not known here", code="F140")
+
+
 def _is_number(value: Any) -> bool:
     return type(value) is int or (isinstance(value, float) and math.isfinite(value))
 

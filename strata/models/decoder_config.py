@@ -61,6 +61,17 @@ MEANT: dict[str, dict[str, Any]] = {  # by a config.json that leaves a key out, 
     "mixtral": dict(num_key_value_heads=8, rope_theta=1e6),
     "dots1": dict(sliding_window=4096, max_window_layers=62),
     "exaone4": dict(sliding_window=4096, sliding_window_pattern=4),
+    "exaone_moe": dict(sliding_window=4096, sliding_window_pattern=4),
+    "gemma3n_text": dict(num_key_value_heads=2, sliding_window=512, sliding_window_pattern=5, rope_theta=1e6,
+                         rope_local_base_freq=10000.0, final_logit_softcapping=30.0),
+    "ministral": dict(num_key_value_heads=8, sliding_window=4096),
+    "ministral3": dict(num_key_value_heads=8),
+    "seed_oss": dict(num_key_value_heads=8, head_dim=128),
+    "cwm": dict(num_key_value_heads=8, head_dim=128, sliding_window=8192),
+    "helium": dict(num_key_value_heads=20, head_dim=128),
+    "internlm3": dict(num_key_value_heads=2, head_dim=128),
+    "iquestcoder": dict(num_key_value_heads=8, head_dim=128),
+    "nanochat": dict(final_logit_softcapping=15.0),
 }  # fmt: skip
 
 
@@ -198,7 +209,9 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
     gemma = family.startswith("gemma")
     rotary = mapping(found, "rope_parameters")
     rotary = rotary if rotary.get("partial_rotary_factor") else found
-    n_rot = int(head_dim * min(real(rotary, "partial_rotary_factor", 1.0), 1.0)) // 2 * 2
+    n_rot = int(head_dim * min(real(rotary, "partial_rotary_factor", 1.0), 1.0))
+    if n_rot % 2:
+        raise FileError(f"the configuration rotates {n_rot} features of a head, which are no pairs", code="F140")
     full, local = _ropes(family, found, n_rot)
     every = _rotary_layers(found, layers)
     scalar = optional_real(found, "query_pre_attn_scalar")

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from strata.models.base import Model, compile_built
-from strata.models.bert import BertConfig, build_embedder, build_encoder, graph_of
-from strata.models.modernbert import ModernBertConfig
+from strata.models.bert import EncoderSizes, build_embedder, build_encoder, graph_of
 from strata.models.text_steps import Scores, Steps, read_steps, reads_types, score_activation
 from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.weights import Weights
@@ -26,7 +25,7 @@ class Encoder(TextModel, Model):
     """A text encoder: `embed` for vectors, `run` for hidden states and logits. Both are compiled when first used."""
 
     def __init__(
-        self, config: BertConfig | ModernBertConfig, weights: Weights, tokenizer: Callable[[], Tokenizer], *,
+        self, config: EncoderSizes, weights: Weights, tokenizer: Callable[[], Tokenizer], *,
         pooling: str = "mean", normalize: bool = True, limit: int | None = None, device: str = "cpu",
         folder: Path | None = None,
     ) -> None:  # fmt: skip

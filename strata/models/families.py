@@ -21,6 +21,7 @@ from strata.models.decoders import MODULES, decoder_family
 from strata.models.decoders.expert_weights import ExpertStack, stacked
 from strata.models.decoders.resident_experts import expert_stores, no_experts
 from strata.models.embed import Encoder
+from strata.models.embedding_decoder import EmbeddingConfig, is_embedding
 from strata.models.generate import Decoder
 from strata.models.llama import LlamaGraph, gguf_names
 from strata.models.modernbert import ModernBertConfig
@@ -114,6 +115,12 @@ def load_folder(
         if adapter is not None:
             weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
         return _load_encoder(folder, ENCODERS[kind], settings, weights, device)
+    if is_embedding(settings, has_pooling=(folder / "modules.json").exists()):
+        if experts is not None:
+            raise no_experts(kind)
+        if adapter is not None:
+            weights = apply_adapter(without_prefix(weights, PREFIXES), adapter, merge=True)[0]
+        return _load_encoder(folder, EmbeddingConfig, settings, weights, device)
     if kind in OTHERS:
         if adapter is not None:
             raise OptionError(f"load: models of the kind {kind!r} take no adapter", code="O611")

@@ -22,7 +22,7 @@ from strata.models.chat import answer
 from strata.models.detokenize import streamed_text
 from strata.models.generating.ahead import tokens_ahead
 from strata.models.generating.choosing import Chooser
-from strata.models.generating.continuations import best_beam, samples
+from strata.models.generating.continuations import best_beams, samples
 from strata.models.generating.contrastive import contrastive_tokens
 from strata.models.generating.experts import ExpertStores
 from strata.models.generating.prompt_cache import load_prompt, save_prompt
@@ -378,7 +378,7 @@ class Decoder(TextModel, Model):
         for count in range(1, max_tokens + 1):
             found: list[int | None] = [None] * len(prompts)
             for i, x in zip(live, logits, strict=True):
-                token = sampler.choose(x, before[i], numbers[i])
+                token = sampler.choose(x, before[i], numbers[i], start=len(prompts[i]))
                 if token not in ends:
                     found[i] = token
                     before[i].append(token)
@@ -417,17 +417,19 @@ class Decoder(TextModel, Model):
         self, prompt: Prompt, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
         min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int | None = None, stop: str | Sequence[str] = (),
         stream: bool = False, n: int | None = None, beams: int = 1, length_penalty: float = 1.0,
-        draft: Decoder | None = None, draft_tokens: int | None = None, grammar: Grammar | None = None,
-        show_special: bool = False, context_shift: bool = False, prompt_cache: str | os.PathLike[str] | None = None,
-        penalty_alpha: float | None = None, images: Sequence[Any] = (), **sampling: Any,
+        early_stopping: bool | str = False, draft: Decoder | None = None, draft_tokens: int | None = None,
+        grammar: Grammar | None = None, show_special: bool = False, context_shift: bool = False,
+        prompt_cache: str | os.PathLike[str] | None = None, penalty_alpha: float | None = None,
+        images: Sequence[Any] = (), **sampling: Any,
     ) -> Any:  # fmt: skip
         """Generate text from a prompt (a text, chat messages or ids); with `stream`, an iterator of its pieces.
 
         `sampling` are more fields of `Sampler`: logit_bias, frequency_penalty, typical_p, mirostat_tau, and others.
-        `n` asks for so many samples, as a list; `beams` for the likeliest text that a beam search finds, in which the
-        probability of a text is divided by its length to the power of `length_penalty`. `penalty_alpha` asks for a
-        contrastive search, which weighs the probability of each of the `top_k` likeliest tokens against its likeness to
-        what came before. `draft` is a smaller model with
+        `n` asks for so many samples, as a list; `beams` for the likeliest text that a beam search finds, or with `n`
+        for so many. The logarithm of a text's probability is divided by its length to the power of `length_penalty`;
+        with `early_stopping`, a search is over as soon as `beams` texts have ended, with "never" once no text can be
+        better. `penalty_alpha` asks for a contrastive search, which weighs the probability of each of the `top_k`
+        likeliest tokens against its likeness to what came before. `draft` is a smaller model with
         the same tokenizer, for speculative decoding: it drafts `draft_tokens` at a time, by default as many as are
         verified in one step. This model accepts them or not: the text comes faster and is this model's own, the same at
         a temperature of 0, and of the same distribution above. `grammar` is what the text has to follow, such as
@@ -446,6 +448,8 @@ class Decoder(TextModel, Model):
                 "prompt_cache": prompt_cache is not None, "context_shift": context_shift,
                 "penalty_alpha": penalty_alpha is not None}  # fmt: skip
         asked = [name for name, is_asked in ways.items() if is_asked]
+        if set(asked) == {"n", "beams"}:
+            asked = ["beams"]
         alone = next((name for name in ("n", "beams", "draft", "penalty_alpha") if name in asked), None)
         if alone is not None and len(asked) > 1:
             other = next(name for name in asked if name != alone)
@@ -454,18 +458,18 @@ class Decoder(TextModel, Model):
             raise OptionError(f"generate: images do not go with {asked[0]}; give one of them", code="O610")
         if (n is not None or beams != 1) and stream:
             raise OptionError("generate: only one text at a time can be streamed", code="O610")
-        if n is not None:
-            if n < 1 or not ids:
-                raise OptionError(
-                    f"generate: n is at least 1 and the prompt not empty, got n={n} and {len(ids)} tokens", code="O236"
-                )
-            rows = samples(self, ids, n, max_tokens, sampler, ends)
-            return ["".join(streamed_text(row, self.tokenizer, stop, special=show_special)) for row in rows]
-        if beams != 1:
-            if sampler.temperature > 0 or not ids:
-                raise OptionError("generate: a beam search draws no tokens; give a temperature or beams", code="O236")
-            found = best_beam(self, ids, beams, max_tokens, ends=ends, length_penalty=length_penalty)
-            return "".join(streamed_text(found, self.tokenizer, stop, special=show_special))
+        if n is not None and (n < 1 or not ids):
+            raise OptionError(
+                f"generate: n is at least 1 and the prompt not empty, got n={n} and {len(ids)} tokens", code="O236"
+            )
+        if n is not None or beams != 1:
+            rows = (
+                samples(self, ids, n, max_tokens, sampler, ends)
+                if beams == 1 and n is not None
+                else self._beams(ids, beams, n, max_tokens, sampler, length_penalty, early_stopping)
+            )
+            texts = ["".join(streamed_text(row, self.tokenizer, stop, special=show_special)) for row in rows]
+            return texts[0] if n is None else texts
         if penalty_alpha is not None:
             chosen = contrastive_tokens(self, ids, max_tokens, sampler, penalty_alpha, ends)
         elif draft is not None:
@@ -479,6 +483,22 @@ class Decoder(TextModel, Model):
             chosen = self.tokens(ids, max_tokens, sampler, ends, state, grammar, context_shift=context_shift)
         pieces = streamed_text(chosen, self.tokenizer, stop, special=show_special)
         return pieces if stream else "".join(pieces)
+
+    def _beams(
+        self, ids: Sequence[int], beams: int, count: int | None, max_tokens: int, sampler: Sampler, penalty: float,
+        early_stopping: bool | str,
+    ) -> list[list[int]]:  # fmt: skip
+        """The tokens of the `count` best texts of a beam search."""
+        if sampler.temperature > 0 or not ids:
+            raise OptionError("generate: a beam search draws no tokens; give a temperature or beams", code="O236")
+        if count is not None and count > beams:
+            raise OptionError(f"generate: {beams} beams do not give n={count} texts", code="O236")
+        if early_stopping not in (True, False, "never"):
+            raise OptionError(f"generate: early_stopping is True, False or 'never', got {early_stopping!r}",
+                              code="O236")  # fmt: skip
+        found = best_beams(self, ids, beams, max_tokens, ends=self.tokenizer.eos, length_penalty=penalty,
+                           early_stopping=early_stopping, sampler=sampler)  # fmt: skip
+        return found[: count or 1]
 
     def _begun(self, read: PromptTokens, max_tokens: int) -> DecodeState:
         """A state for a prompt, which it has not read, and an answer."""

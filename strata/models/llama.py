@@ -63,10 +63,12 @@ class LlamaGraph(CachedGraph):
         )
 
     def _rope_tables(self, name: str, rope: Any, length: int) -> tuple[Value, Value]:
+        return self.table_rows(name, rope.tables(length, self.config.head_dim, self.config.rotary_dim))
+
+    def table_rows(self, name: str, tables: tuple[np.ndarray, np.ndarray]) -> tuple[Value, Value]:
         """The rows of the new tokens."""
-        rotary_dim = self.config.rotary_dim
         rows = []
-        for part, table in zip(("cos", "sin"), rope.tables(length, self.config.head_dim, rotary_dim), strict=True):
+        for part, table in zip(("cos", "sin"), tables, strict=True):
             self.bound[f"{name}.{part}"] = table
             whole = self.graph.param(f"{name}.{part}", table.shape, f32)
             rows.append(ops.take(whole, self.positions, axis=0))
@@ -96,6 +98,10 @@ class LlamaGraph(CachedGraph):
         cos, sin = self.tables[c.window(layer) is not None]
         return ops.rope(x, cos, sin, head_dim=c.head_dim, n_rot=c.rotary_dim, interleaved=c.interleaved, layout="bsd")
 
+    def placed(self, x: Value, name: str, heads: int, layer: int) -> Value:
+        """Queries or keys, normalised and rotated."""
+        return self.rotated(self.heads_norm(x, name, heads), layer)
+
     def projected(self, x: Value, layer: int) -> list[Value]:
         """Queries, keys and values."""
         c, at = self.config, f"layers.{layer}.self_attn."
@@ -108,8 +114,8 @@ class LlamaGraph(CachedGraph):
     def attention(self, x: Value, layer: int) -> Value:
         c, at = self.config, f"layers.{layer}.self_attn."
         q, k, v = self.projected(x, layer)
-        q = self.rotated(self.heads_norm(q, f"{at}q_norm", c.heads), layer)
-        k = self.rotated(self.heads_norm(k, f"{at}k_norm", c.kv_heads), layer)
+        q = self.placed(q, f"{at}q_norm", c.heads, layer)
+        k = self.placed(k, f"{at}k_norm", c.kv_heads, layer)
         window = c.window(layer)
         mixed = self.attend(
             layer, q, k, v, window=None if window is None else window - 1, scale=c.score_scale, softcap=c.score_cap

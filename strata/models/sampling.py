@@ -9,7 +9,14 @@ import numpy as np
 
 from strata.core import here
 from strata.errors import DTypeError, OptionError, RunError, ShapeError
-from strata.models.generating.filters import SampleStream, dry_penalties, surprising, typical, without_top
+from strata.models.generating.filters import (
+    SampleStream,
+    dry_penalties,
+    ngram_ends,
+    surprising,
+    typical,
+    without_top,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +26,8 @@ class Sampler:
     Kept are the `top_k` largest, of these the shortest prefix by falling probability that reaches `top_p`, of these all
     with at least `min_p` times the largest probability. `repetition_penalty` divides the positive logits of tokens that
     occurred, and multiplies the negative ones. `frequency_penalty` is subtracted from the logit of a token for each
-    time that it was generated, `presence_penalty` once if it was; `logit_bias` adds to the logits of tokens.
+    time that it was generated, `presence_penalty` once if it was; `logit_bias` adds to the logits of tokens. With
+    `no_repeat_ngram_size`, no run of so many tokens comes twice.
 
     `typical_p` keeps the tokens that are about as surprising as is to be expected, up to this mass. XTC, with
     `xtc_probability`, drops all but the least likely of the tokens that have a share of `xtc_threshold`. DRY subtracts
@@ -37,6 +45,7 @@ class Sampler:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    no_repeat_ngram_size: int = 0
     typical_p: float = 1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
@@ -59,6 +68,7 @@ class Sampler:
         check(self.repetition_penalty > 0, f"repetition_penalty {self.repetition_penalty} is not positive")
         for name in ("frequency_penalty", "presence_penalty"):
             check(abs(getattr(self, name)) <= 100, f"{name} {getattr(self, name)} is not within -100 to 100")
+        check(self.no_repeat_ngram_size >= 0, f"no_repeat_ngram_size {self.no_repeat_ngram_size} is negative")
         check(0 < self.typical_p <= 1, f"typical_p {self.typical_p} is not in (0, 1]")
         for name in ("xtc_probability", "xtc_threshold"):
             check(0 <= getattr(self, name) <= 1, f"{name} {getattr(self, name)} is not in 0..1")
@@ -80,8 +90,9 @@ class Sampler:
         """Whether a token follows from one row of logits by temperature, `top_k`, `top_p` and `min_p` alone: devices
         choose such ones."""
         plain = self.repetition_penalty == 1.0 and self.typical_p == 1.0 and not self.logit_bias and self.is_fixed
-        penalises = self.frequency_penalty or self.presence_penalty or self.dry_multiplier
-        return plain and not penalises
+        return plain and not (
+            self.frequency_penalty or self.presence_penalty or self.dry_multiplier or self.no_repeat_ngram_size
+        )
 
     def stream(self) -> SampleStream:
         """The random numbers of one generation: the same for the same seed."""
@@ -114,9 +125,9 @@ class Sampler:
             numbers.surprise = most - self.mirostat_eta * (bits - self.mirostat_tau)
         return int(ids[place])
 
-    def probabilities(self, logits: np.ndarray, before: Sequence[int]) -> np.ndarray:
+    def probabilities(self, logits: np.ndarray, before: Sequence[int], *, start: int = 0) -> np.ndarray:
         """What `choose` draws from, f64[V]; all of it on one token at a temperature of 0."""
-        logits, best = self._penalised(logits, before)
+        logits, best = self._penalised(logits, before, start)
         found = np.zeros(len(logits))
         if self.temperature == 0:
             found[best] = 1.0
@@ -138,6 +149,18 @@ class Sampler:
         self, logits: np.ndarray, before: Sequence[int], start: int = 0, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, int]:
         """Logits after penalties and biases, and the token with the largest."""
+        logits = self.penalised(logits, before, start=start)
+        if allowed is not None:
+            logits = np.where(allowed, logits, np.asarray(-np.inf, logits.dtype))
+        best = int(logits.argmax())
+        if not np.isfinite(logits[best]):
+            raise RunError(
+                f"generate: the logits have a NaN or an infinity, {logits[best]} at token {best}", code="X220"
+            )
+        return logits, best
+
+    def penalised(self, logits: np.ndarray, before: Sequence[int], *, start: int = 0) -> np.ndarray:
+        """Logits, or their logarithms of probabilities, after penalties and biases: themselves where there are none."""
         _check_logits(logits)
         if self.repetition_penalty != 1.0 and before:
             seen = np.unique(np.asarray(before))
@@ -158,14 +181,12 @@ class Sampler:
             for token, bias in self.logit_bias.items():
                 if token < len(logits):
                     logits[token] += bias
-        if allowed is not None:
-            logits = np.where(allowed, logits, np.asarray(-np.inf, logits.dtype))
-        best = int(logits.argmax())
-        if not np.isfinite(logits[best]):
-            raise RunError(
-                f"generate: the logits have a NaN or an infinity, {logits[best]} at token {best}", code="X220"
-            )
-        return logits, best
+        if self.no_repeat_ngram_size:
+            gone = ngram_ends(before, self.no_repeat_ngram_size)
+            if gone:
+                logits = logits.copy()
+                logits[gone] = -np.inf
+        return logits
 
     def _kept(self, logits: np.ndarray, high: float) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that may be chosen, and their weights."""
@@ -176,14 +197,14 @@ class Sampler:
             above = np.flatnonzero(logits > edge)
             ids = np.sort(np.concatenate([above, equal[: self.top_k - len(above)]]))
         weights = np.exp((logits[ids].astype(np.float64) - high) / max(self.temperature, 1e-6))
-        if self.min_p > 0:
-            ids, weights = ids[weights >= self.min_p], weights[weights >= self.min_p]
         if self.top_p < 1:
             order = np.argsort(-weights, kind="stable")
             running = np.cumsum(weights[order])
             last = int(np.searchsorted(running, self.top_p * running[-1])) + 1
             order = np.sort(order[:last])
             ids, weights = ids[order], weights[order]
+        if self.min_p > 0:
+            ids, weights = ids[weights >= self.min_p], weights[weights >= self.min_p]
         if self.typical_p < 1:
             keep = typical(weights, self.typical_p)
             ids, weights = ids[keep], weights[keep]

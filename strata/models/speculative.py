@@ -83,17 +83,18 @@ class Drafting:
         self.numbers = sampler.stream()
         self.target_state, self.draft_state = target.start(), draft.start()
         self.before: list[int] = []
+        self.start = 0  # tokens of the prompt
         self.tally = Tally()
 
     def read(self, ids: Sequence[int]) -> int:
         """The prompt; gives the first token."""
-        self.before = list(ids)
+        self.before, self.start = list(ids), len(ids)
         logits = np.empty(0)
         while self.target_state.length < len(ids):
             start = self.target_state.length
             end = len(ids) if len(ids) - start <= READING + TOGETHER else start + READING
             logits = self._fed(self.target, self.target_state, ids[start:end], every=True)[-1]
-        token = self.sampler.choose(logits, self.before, self.numbers)
+        token = self.sampler.choose(logits, self.before, self.numbers, start=self.start)
         self.before.append(token)
         return token
 
@@ -129,9 +130,9 @@ class Drafting:
             so_far = [*self.before, *tokens]
             (logits,) = self._fed(self.draft, self.draft_state, so_far[self.draft_state.length :])
             if self.sampler.temperature == 0:
-                tokens.append(self.sampler.choose(logits, so_far, self.numbers))
+                tokens.append(self.sampler.choose(logits, so_far, self.numbers, start=self.start))
                 continue
-            drafted.append(self.sampler.probabilities(logits, so_far))
+            drafted.append(self.sampler.probabilities(logits, so_far, start=self.start))
             tokens.append(_drawn(drafted[-1], self.numbers))
         return tokens, drafted
 
@@ -141,11 +142,13 @@ class Drafting:
         """How many of these tokens stay, and what follows them; None where the next group decides that."""
         if self.sampler.temperature == 0:
             for i, row in enumerate(logits):
-                best = self.sampler.choose(row, [*before, *tokens[:i]], self.numbers)
+                best = self.sampler.choose(row, [*before, *tokens[:i]], self.numbers, start=self.start)
                 if i == len(tokens) or best != tokens[i]:
                     return i, best
             return len(tokens), None
-        wanted = [self.sampler.probabilities(row, [*before, *tokens[:i]]) for i, row in enumerate(logits)]
+        wanted = [
+            self.sampler.probabilities(row, [*before, *tokens[:i]], start=self.start) for i, row in enumerate(logits)
+        ]
         return accept(tokens, np.asarray(drafted), np.asarray(wanted), self.numbers)
 
     @staticmethod

@@ -14,7 +14,7 @@ from strata.models.audio.ctc import CtcSettings, CtcSpeech
 from strata.models.base import Folder
 from strata.models.blocks.activations import activated, activation_of
 from strata.models.blocks.transformer import LayerNames, LayerSizes, TransformerBuilder
-from strata.models.config_values import real, whole
+from strata.models.config_values import real, refuse, whole
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 NAMES = LayerNames(
@@ -39,6 +39,7 @@ class Wav2Vec2Config:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Wav2Vec2Config:
+        refuse(found, "add_adapter", "adapter_attn_dim", "conv_pos_batch_norm")
         lists = [found.get(key, default) for key, default in (
             ("conv_dim", [512] * 7), ("conv_kernel", [10, 3, 3, 3, 3, 2, 2]), ("conv_stride", [5, 2, 2, 2, 2, 2, 2]),
         )]  # fmt: skip

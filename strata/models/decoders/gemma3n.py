@@ -78,6 +78,18 @@ def gemma3n_config(found: dict[str, Any]) -> Gemma3nConfig:
     return config
 
 
+def inputs_of_layers(b: LlamaGraph, x: Value) -> Value:
+    """What each layer reads of each token, [B, S, layers, width]."""
+    c: Any = b.config
+    shape, wide = (b.batch, b.count, c.layers, c.own_width), c.layers * c.own_width
+    made = ops.reshape(b.linear(x, "per_layer_model_projection", wide, c.hidden) * c.hidden**-0.5, shape)
+    made = b.norm(made, "per_layer_projection_norm", c.own_width)
+    ids = ops.where(b.ids < c.own_vocab, b.ids, 0)
+    rows = b.embedding(ids, "embed_tokens_per_layer.weight", c.own_vocab, wide)
+    found: Value = (made + ops.reshape(rows, shape) * c.own_width**0.5) * math.sqrt(0.5)
+    return found
+
+
 class Gemma3nGraph(LlamaGraph):
     """Builds the graph of a Gemma 3n."""
 
@@ -138,16 +150,6 @@ class Gemma3nGraph(LlamaGraph):
         more = self.norm(more, f"{at}post_per_layer_input_norm", c.hidden)
         return [found[0], *(x + more for x in found[1:])]
 
-    def inputs_of_layers(self, x: Value) -> Value:
-        """What each layer reads of each token, [B, S, layers, width]."""
-        c, shape = self.config, (self.batch, self.count, self.config.layers, self.config.own_width)
-        wide = c.layers * c.own_width
-        made = ops.reshape(self.linear(x, "per_layer_model_projection", wide, c.hidden) * c.hidden**-0.5, shape)
-        made = self.norm(made, "per_layer_projection_norm", c.own_width)
-        ids = ops.where(self.ids < c.own_vocab, self.ids, 0)
-        rows = self.embedding(ids, "embed_tokens_per_layer.weight", c.own_vocab, wide)
-        return (made + ops.reshape(rows, shape) * c.own_width**0.5) * math.sqrt(0.5)
-
     def scaled(self, x: Value, like: Value) -> Value:
         size = ops.sqrt(ops.maximum(ops.mean(x * x, -1, keepdims=True), 1e-5))
         return x * ops.sqrt(ops.mean(like * like, -1, keepdims=True)) / size
@@ -155,7 +157,7 @@ class Gemma3nGraph(LlamaGraph):
     def build(self) -> Gemma3nGraph:
         c = self.config
         x = self.embedding(self.ids, "embed_tokens.weight", c.vocab, c.hidden) * c.embedding_scale
-        own = self.inputs_of_layers(x)
+        own = inputs_of_layers(self, x)
         names = [f"{i}" for i in range(c.streams - 1)]
         xs = [x, *(self.scaled(self.linear(x, f"altup_projections.{i}", c.hidden, c.hidden), x) for i in names)]
         for i in range(c.layers):

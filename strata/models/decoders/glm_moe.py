@@ -1,13 +1,14 @@
-"""GLM-4.5, dots.llm1 and ERNIE 4.5 MoE: Llama-like attention with the experts and routers of DeepSeek V3."""
+"""GLM-4.5, dots.llm1, Solar Open, K-EXAONE and ERNIE 4.5 MoE: Llama-like attention, experts as in DeepSeek V3."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from strata.models.cached import DECODERS, DecoderFamily
-from strata.models.config_values import real, whole
+from strata.models.config_values import of_layers, real, whole
 from strata.models.decoder_config import listed_json, with_defaults
 from strata.models.decoders.moe import MoeConfig, MoeGraph, Named, moe_fields, stacked
+from strata.models.decoders.olmo import exaone_config
 from strata.models.weights import Weights, np
 
 BIAS = "mlp.gate.e_score_correction_bias"
@@ -23,6 +24,30 @@ def glm_moe_config(found: dict[str, Any]) -> MoeConfig:
         shared_inner=whole(found, "moe_intermediate_size") * whole(found, "n_shared_experts", 1),
         renormalize=bool(found.get("norm_topk_prob", is_glm)), routed_scale=real(found, "routed_scaling_factor", 1.0),
         groups=whole(found, "n_group", 1), chosen_groups=whole(found, "topk_group", 1),
+    )  # fmt: skip
+    return MoeConfig(**{**vars(made), **fields})
+
+
+def solar_config(found: dict[str, Any]) -> MoeConfig:
+    """A GLM-4.5 all of whose layers have experts, and whose heads are rotated whole."""
+    usual = dict(head_dim=128, num_key_value_heads=8, num_experts_per_tok=8, n_routed_experts=128, rope_theta=1e6,
+                 intermediate_size=whole(found, "moe_intermediate_size", 1280), rms_norm_eps=1e-5)  # fmt: skip
+    own = dict(first_k_dense_replace=0, norm_topk_prob=found.get("norm_topk_prob", True))
+    return glm_moe_config({**with_defaults(found, **usual), **own})
+
+
+def exaone_moe_config(found: dict[str, Any]) -> MoeConfig:
+    """As EXAONE 4, only layers with a window have rotary positions."""
+    usual = dict(num_experts=64, num_experts_per_tok=8, moe_intermediate_size=1024)
+    found = with_defaults(found, **usual)
+    made = exaone_config(found)
+    kinds, dense = of_layers(found, "mlp_layer_types", made.layers), whole(found, "first_k_dense_replace", 1, least=0)
+    sparse = tuple(k == "sparse" for k in kinds) if kinds else tuple(i >= dense for i in range(made.layers))
+    fields = moe_fields(
+        found, made.layers, sparse=sparse, score="sigmoid", routed_scale=real(found, "routed_scaling_factor", 2.5),
+        shared_inner=whole(found, "moe_intermediate_size") * whole(found, "num_shared_experts", 1),
+        renormalize=bool(found.get("norm_topk_prob", True)), groups=whole(found, "n_group", 1),
+        chosen_groups=whole(found, "topk_group", 1),
     )  # fmt: skip
     return MoeConfig(**{**vars(made), **fields})
 
@@ -57,4 +82,6 @@ class GlmMoeGraph(MoeGraph):
 
 
 DECODERS.update(dict.fromkeys(("glm4_moe", "dots1"), DecoderFamily(glm_moe_config, GlmMoeGraph, stacked())))
+DECODERS["solar_open"] = DecoderFamily(solar_config, GlmMoeGraph, stacked())
+DECODERS["exaone_moe"] = DecoderFamily(exaone_moe_config, GlmMoeGraph, stacked({"mlp.e_score_correction_bias": BIAS}))
 DECODERS["ernie4_5_moe"] = DecoderFamily(ernie_moe_config, GlmMoeGraph, ernie_names)

@@ -1,4 +1,4 @@
-"""Mixtral, Qwen2 and 3 MoE, OLMoE and Granite MoE: Llama-like decoders whose feed-forwards are mixtures of experts."""
+"""Mixtral, Qwen2 and 3 MoE, OLMoE, MiniMax-M2, Granite MoE: Llama-like decoders with mixtures of experts."""
 
 from __future__ import annotations
 
@@ -56,6 +56,16 @@ class OlmoeConfig(MoeConfig):
     clip: float | None = None
 
 
+def minimax_config(found: dict[str, Any]) -> OlmoeConfig:
+    """From config.json of a MiniMax-M2, which may say how many features of a head are rotated."""
+    usual: dict[str, Any] = dict(head_dim=128, num_key_value_heads=8, num_experts_per_tok=8, rope_theta=5e6)
+    found = with_defaults(found, **usual)
+    if found.get("rotary_dim") is not None:
+        found = with_defaults(found, partial_rotary_factor=whole(found, "rotary_dim") / whole(found, "head_dim"))
+    made = listed_json(found)
+    return OlmoeConfig(**{**vars(made), **moe_fields(found, made.layers, inner="intermediate_size", score="sigmoid")})
+
+
 def olmoe_config(found: dict[str, Any]) -> OlmoeConfig:
     made = listed_json(with_defaults(found, rms_norm_eps=1e-5))
     fields = moe_fields(found, made.layers, inner="intermediate_size", clip=optional_real(found, "clip_qkv"),
@@ -106,6 +116,8 @@ class GraniteMoeGraph(GraniteGraph, MoeGraph):
 
 DECODERS["mixtral"] = DecoderFamily(mixtral_config, MoeGraph, stacked(MIXTRAL_NAMES))
 DECODERS.update(dict.fromkeys(("qwen2_moe", "qwen3_moe"), DecoderFamily(qwen_config, MoeGraph, stacked())))
+MINIMAX_NAMES = {".e_score_correction_bias": ".gate.e_score_correction_bias", **MIXTRAL_NAMES}
+DECODERS["minimax_m2"] = DecoderFamily(minimax_config, OlmoeGraph, stacked(MINIMAX_NAMES))
 DECODERS["olmoe"] = DecoderFamily(olmoe_config, OlmoeGraph, stacked())
 DECODERS.update(dict.fromkeys(
     ("granitemoe", "granitemoeshared"), DecoderFamily(granite_moe_config, GraniteMoeGraph, stacked(GRANITE_NAMES))

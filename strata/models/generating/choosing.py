@@ -68,9 +68,8 @@ def choice(*, draws: bool, filters: bool = False) -> Graph:
         heat, least, number, count, share = (ops.narrow(how, 1, at, 1) for at in range(len(DRAW)))
         weights = ops.exp((ops.cast(logits, f64) - ops.cast(high, f64)) / ops.maximum(heat, 1e-6))
         if filters:
-            weights = _of_top_p(logits, _of_top_k(logits, weights, count, least), share)
-        else:
-            weights = ops.where(weights >= least, weights, 0.0)
+            weights = _of_top_p(logits, _of_top_k(logits, weights, count), share)
+        weights = ops.where(weights >= least, weights, 0.0)
         running = ops.cumsum(weights, axis=1)
         below = running <= number * ops.narrow(running, 1, vocab - 1, 1)
         place = ops.reduce_sum(ops.cast(below, i64), axes=(1,))
@@ -84,14 +83,14 @@ def choice(*, draws: bool, filters: bool = False) -> Graph:
     return graph
 
 
-def _of_top_k(logits: Value, weights: Value, count: Value, least: Value) -> Value:
-    """Weights of so many of the largest logits, of equal ones the first, that are not below `least`; 0 keeps all."""
+def _of_top_k(logits: Value, weights: Value, count: Value) -> Value:
+    """Weights of so many of the largest logits, of equal ones the first; 0 keeps all."""
     keys, ones = _ordered(logits), ops.ones_like(weights)
     edge = _edge(keys, ones, count)
     rank = ops.cumsum(ops.cast(ops.equal(keys, edge), f64), axis=1)
     more = count - _total(ops.where(keys > edge, ones, 0.0))
     kept = (keys > edge) | (ops.equal(keys, edge) & (rank <= more)) | (count <= 0.0)
-    return ops.where(kept & (weights >= least), weights, 0.0)
+    return ops.where(kept, weights, 0.0)
 
 
 def _of_top_p(logits: Value, weights: Value, share: Value) -> Value:

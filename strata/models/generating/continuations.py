@@ -55,11 +55,11 @@ def _stream(sampler: Sampler, number: int) -> SampleStream:
     return SampleStream(np.random.Philox(seeds))
 
 
-def best_beam(
+def best_beams(
     model: Decoder, ids: Sequence[int], beams: int, max_tokens: int, *, ends: Sequence[int] = (),
-    length_penalty: float = 1.0, early_stopping: bool = False,
-) -> list[int]:  # fmt: skip
-    """The new tokens with the largest probability that a beam search finds, without their end."""
+    length_penalty: float = 1.0, early_stopping: bool | str = False, sampler: Sampler | None = None,
+) -> list[list[int]]:  # fmt: skip
+    """New tokens of the likeliest texts that a beam search finds, without their end: so many, the best first."""
     most = min(max_tokens, model.context - len(ids))
     if beams < 1 or most < 1:
         raise OptionError(f"generate: {beams} beams of {most} tokens are none", code="O236")
@@ -67,10 +67,12 @@ def best_beam(
     first = model.step(state, np.asarray([ids], np.int32))
     reordered(model, state, np.zeros(beams, np.int64))
     rules = TokenRules(start=tuple(ids), ends=tuple(ends), length_penalty=length_penalty, early_stopping=early_stopping)
+    rules = rules.with_penalties((sampler or Sampler()).penalised)
 
     def step(rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         if (rows != np.arange(beams)).any():
             reordered(model, state, rows)
         return model.step(state, tokens)
 
-    return trimmed(beam_search(np.repeat(first, beams, 0), step, rules, 1, most, beams)[0], ends)
+    (texts,) = beam_search(np.repeat(first, beams, 0), step, rules, 1, most, beams)
+    return [trimmed(tokens, ends) for tokens in texts]

@@ -67,6 +67,14 @@ def dry_penalties(
     return {t: multiplier * base ** min(n - allowed, most) for t, n in lengths.items() if n >= allowed}
 
 
+def ngram_ends(tokens: Sequence[int], size: int) -> list[int]:
+    """The tokens that would end a run of `size` that was there before."""
+    if len(tokens) + 1 < size:
+        return []
+    last = list(tokens[len(tokens) - size + 1 :])
+    return [tokens[i + size - 1] for i in range(len(tokens) - size + 1) if list(tokens[i : i + size - 1]) == last]
+
+
 def surprising(weights: np.ndarray, most: float) -> np.ndarray:
     """Which tokens mirostat leaves: those of at most so many bits, and the likeliest."""
     bits = -np.log2(np.maximum(weights / weights.sum(), np.finfo(np.float64).tiny))

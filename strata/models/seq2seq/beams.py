@@ -20,15 +20,15 @@ class BeamState:
 
     running: list[list[int]]
     scores: np.ndarray  # of the running ones
-    found: list[tuple[np.float32, list[int]]]
+    found: list[tuple[np.float32, list[int]]]  # by falling score
     improves: bool = True
     over: bool = False
 
 
 def beam_search(
     logits: np.ndarray, step: Step, rules: TokenRules, count: int, most: int, beams: int
-) -> list[list[int]]:
-    """The best new tokens of each of `count` sources, their end included where there is one.
+) -> list[list[list[int]]]:
+    """New tokens of each of `count` sources, their end included where there is one: so many texts, the best first.
 
     `logits` f32[count · beams, V] are those after the start of each source, once for each beam. `step` takes the rows
     that go on, which may be in another order and twice, and the tokens that they go on with.
@@ -48,7 +48,7 @@ def beam_search(
         if rules.early_stopping is True and all(_is_full(s) for s in states):
             break
         logits = step(rows.reshape(-1), tokens.reshape(-1, 1))
-    return [max(s.found, key=lambda f: f[0])[1] for s in states]
+    return [[tokens for _, tokens in s.found] for s in states]
 
 
 def _is_full(state: BeamState) -> bool:

@@ -151,7 +151,7 @@ class EncoderDecoder(TextModel, Model):
             last = np.zeros((count, 1), np.int32)
             for n in (n for n in range(count) if live[n]):
                 allowed = rules.allowed(logits[n], rules.start, made[n], most)
-                token = sampler.choose(allowed, made[n], numbers[n])
+                token = sampler.choose(allowed, [*rules.start, *made[n]], numbers[n], start=len(rules.start))
                 live[n] = token not in rules.ends
                 if live[n]:
                     found[n], last[n] = token, token
@@ -177,7 +177,7 @@ class EncoderDecoder(TextModel, Model):
             return self.step(state, last)
 
         found = beam_search(logits, step, rules, count, most, beams)
-        return [trimmed(tokens, rules.ends) for tokens in found]
+        return [trimmed(texts[0], rules.ends) for texts in found]
 
     def _made(
         self, source: dict[str, np.ndarray], max_tokens: int | None, beams: int | None, sampler: Sampler,
@@ -190,7 +190,7 @@ class EncoderDecoder(TextModel, Model):
         if count > 1:
             if sampler.temperature > 0:
                 raise OptionError("generate: a beam search draws no tokens; give a temperature or beams", code="O236")
-            return self.beam_tokens(source, most, rules, count)
+            return self.beam_tokens(source, most, rules.with_penalties(sampler.penalised), count)
         made: list[list[int]] = [[] for _ in next(iter(source.values()))]
         for row in self.tokens(source, most, sampler, rules):
             for kept, token in zip(made, row, strict=True):

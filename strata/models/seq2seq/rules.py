@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from strata.errors import FileError
 from strata.models.config_values import real, whole
+from strata.models.generating.filters import ngram_ends
 from strata.models.weights import read_json
 
 LogitRule = Callable[[np.ndarray, Sequence[int]], np.ndarray]
@@ -34,6 +35,16 @@ class TokenRules:
     early_stopping: bool | str = False
     more: LogitRule | None = None
 
+    def with_penalties(self, penalised: Callable[..., np.ndarray]) -> TokenRules:
+        """These rules, then penalties of a sampler, which are given all tokens and how many were there at the start."""
+        count, more = len(self.start), self.more
+
+        def both(logits: np.ndarray, new: Sequence[int]) -> np.ndarray:
+            left = logits if more is None else more(logits, new)
+            return penalised(left, [*self.start, *new], start=count)
+
+        return replace(self, more=both)
+
     def allowed(self, logits: np.ndarray, start: Sequence[int], new: Sequence[int], most: int) -> np.ndarray:
         """Logits f32[V] after the rules, for the token after these; `most` new tokens are made at most."""
         forced = None
@@ -51,19 +62,11 @@ class TokenRules:
         if len(new) < self.min_tokens:
             gone += self.ends
         if self.no_repeat:
-            gone += _repeated([*start, *new], self.no_repeat)
+            gone += ngram_ends([*start, *new], self.no_repeat)
         if gone:
             logits = logits.copy()
             logits[[g for g in gone if g < len(logits)]] = -np.inf
         return logits if self.more is None else self.more(logits, new)
-
-
-def _repeated(tokens: Sequence[int], size: int) -> list[int]:
-    """The tokens that would end a run of `size` that was there before."""
-    if len(tokens) + 1 < size:
-        return []
-    last = list(tokens[len(tokens) - size + 1 :])
-    return [tokens[i + size - 1] for i in range(len(tokens) - size + 1) if list(tokens[i : i + size - 1]) == last]
 
 
 def folder_rules(folder: Path, found: Mapping[str, Any], start: int | None = None) -> TokenRules:

@@ -15,7 +15,7 @@ from strata.models.blocks.activations import activated, activation_of
 from strata.models.blocks.convolution import sizes_of
 from strata.models.blocks.positions import first_boxes, grid_places, sampled
 from strata.models.blocks.transformer import LayerSizes
-from strata.models.config_values import mapping, real, whole, wholes
+from strata.models.config_values import mapping, real, refuse, whole, wholes
 from strata.models.vision.detection import OWN, DetectionModel, DetectorGraph
 from strata.models.vision.images import ImageSettings
 from strata.models.vision.model import labels_of
@@ -170,8 +170,7 @@ def load(folder: Folder) -> DetectionModel:
         check_layers("rt_detr", whole(found, key, usual, least=0), weights, at)
     sizes_of(mapping(found, "backbone_config"), "depths", [3, 4, 6, 3])
 
-    if found.get("normalize_before"):
-        raise FileError("rt_detr: norms before attention (normalize_before = true) are not read", code="F140")
+    refuse(found, "normalize_before", "eval_size")
     settings = ImageSettings.from_folder(folder.path, IMAGES)
     made = DetectionModel(partial(RtDetrGraph, found, weights), settings, labels=labels_of(found), device=folder.device)
     made.is_focal = bool(found.get("use_focal_loss", True))

@@ -27,7 +27,7 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """A weight that follows from its name; scales of norms are near 1."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape) * 0.2
     is_scale = len(shape) == 1 and name.endswith("weight")
-    return (drawn * (0.3 if is_scale else 1.0) + is_scale).astype(np.float32)
+    return np.asarray(drawn * (0.3 if is_scale else 1.0) + is_scale, np.float32)
 
 
 def prompt(vocab: int = SMALL["vocab_size"]) -> np.ndarray:

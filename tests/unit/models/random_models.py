@@ -19,7 +19,9 @@ LINEAR = dict(rope_type="linear", factor=2.0, rope_theta=500.0)
 MLA = dict(kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, first_k_dense_replace=1,
            moe_intermediate_size=24, n_shared_experts=2, num_key_value_heads=4)  # fmt: skip
 MAMBA2 = dict(mamba_n_heads=8, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=16, hidden_size=64)
-TEXT = ("Gemma3", "Gemma3n", "Llama4")  # whose configuration has a name of its own
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=10,
+             layer_types=["linear_attention", "full_attention"])  # fmt: skip
+TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")  # whose configuration has a name of its own
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
@@ -100,6 +102,49 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                             "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0, 0.0], "layer_types": [
                                 "sliding_attention", "full_attention", "sliding_attention", "full_attention",
                                 "sliding_attention"]}),
+    "ministral": ("Ministral", {"head_dim": 16, "sliding_window": 7, "layer_types": [
+        "sliding_attention", "full_attention"]}),
+    "ministral3": ("Ministral3", {"head_dim": 16, "rope_parameters": {
+        **YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.3}}),
+    "seed_oss": ("SeedOss", {"head_dim": 16}),
+    "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 7, "num_hidden_layers": 5}),
+    "helium": ("Helium", {"head_dim": 16, "hidden_size": 64}),
+    "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "iquestcoder": ("IQuestCoder", {"head_dim": 24}),
+    "arcee": ("Arcee", {}),
+    "jais2": ("Jais2", {"head_dim": 16}),
+    "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20}),
+    "nanochat": ("NanoChat", {}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 16, "rope_parameters": dict(
+        rope_type="dynamic", factor=1.0, alpha=1000.0, rope_theta=10000.0)}),
+    "hyperclovax": ("HyperCLOVAX", {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "logits_scaling": 0.3}),
+    "apertus": ("Apertus", {}),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {"head_dim": 16, "num_experts": 4, "moe_topk": [2, 2]}),
+    "qwen3_5": ("Qwen3_5", {**DELTA, "head_dim": 16}),
+    "qwen3_5_moe": ("Qwen3_5Moe", {**DELTA, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2,
+                                   "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}),
+    "lfm2_moe": ("Lfm2Moe", {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
+                             "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2,
+                             "moe_intermediate_size": 24}),
+    "minimax_m2": ("MiniMaxM2", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8}),
+    "exaone_moe": ("ExaoneMoe", {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                                 "sliding_window": 7, "num_hidden_layers": 4, "n_group": 4, "topk_group": 2,
+                                 "head_dim": 16}),
+    "solar_open": ("SolarOpen", {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+                                 "head_dim": 16}),
+    "glm4_moe_lite": ("Glm4MoeLite", {**{k: v for k, v in MLA.items() if k != "first_k_dense_replace"},
+                                      "q_lora_rank": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
+                                      "n_group": 4, "topk_group": 2}),
+    "gemma4": ("Gemma4", {"head_dim": 16, "global_head_dim": 24, "num_hidden_layers": 5, "num_kv_shared_layers": 2,
+                          "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 128, "sliding_window": 7,
+                          "use_double_wide_mlp": True, "layer_types": ["sliding_attention", "full_attention"] * 2
+                          + ["full_attention"]}),
+    "gemma4-experts": ("Gemma4", {"head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1,
+                                  "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "sliding_window": 7,
+                                  "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+                                  "moe_intermediate_size": 24, "final_logit_softcapping": 5.0,
+                                  "layer_types": ["sliding_attention", "full_attention"]}),
     "gpt_neox": ("GPTNeoX", {}),
     "gpt_neox-serial": ("GPTNeoX", {"use_parallel_residual": False, "rope_parameters": dict(
         rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5)}),
@@ -118,7 +163,8 @@ def family_model(name: str, sizes: dict[str, Any] | None = None, **more: Any) ->
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(**plain))
     family, extra = FAMILIES[name]
     kind = getattr(transformers, f"{family}{'Text' if family in TEXT else ''}Config")
-    return getattr(transformers, f"{family}ForCausalLM")(kind(**{**SIZES, **(sizes or {}), **extra, **more}))
+    config = kind(**{**SIZES, **(sizes or {}), **extra, **more})
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
 def random_model(folder: Path, name: str, **more: Any) -> Any:

@@ -106,6 +106,7 @@ def test_nothing_is_made_for_layers_that_no_weights_back(family: str) -> None:
         ("rope_theta", 10**400), ("rms_norm_eps", 10**4000), ("rope_theta", float("inf")), ("rope_theta", True),
         ("rope_scaling", {"rope_type": "longrope", "long_factor": [10**400], "short_factor": [1.0]}),
         ("query_pre_attn_scalar", -1), ("partial_rotary_factor", "half"), ("num_key_value_heads", 3),
+        ("partial_rotary_factor", 0.4),
     ],
 )  # fmt: skip
 def test_habits_of_decoders(key: str, value: Any, tmp_path: Path) -> None:

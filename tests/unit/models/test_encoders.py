@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import strata as st
+from strata.errors import FileError
 from strata.io import save_safetensors
 from tests.unit.models.encoder_vectors import FAMILIES, FILE, SIZES, batch, weight
+from tests.unit.models.test_decoder_vectors import folder as random_folder
 
 KNOWN: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
 
@@ -111,3 +113,73 @@ def test_habits_that_are_not_known_are_named(key: str, value: Any, tmp_path: Pat
     (place / "config.json").write_text(json.dumps(settings), "utf-8")
     with pytest.raises(st.errors.FileError, match=key):
         st.load(place)
+
+
+NARROW: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8}
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3": ("qwen3", NARROW), "windows": ("mistral", {"num_key_value_heads": 2, "sliding_window": 5}),
+    "Gemma both ways": ("gemma3_text", {
+        **NARROW, "sliding_window": 8, "use_bidirectional_attention": True, "query_pre_attn_scalar": 20,
+        "layer_types": ["sliding_attention", "full_attention"]}),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_that_give_vectors(name: str, tmp_path: Path) -> None:
+    """A decoder with a pooling is an encoder; rows of a batch are what they are alone."""
+    torch = pytest.importorskip("torch", reason="needs torch")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    (ids, mask), (kind, own) = batch(), DECODERS[name]
+    torch.manual_seed(0)
+    reference = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **{**SIZES, **own}))
+    for p in reference.parameters():
+        p.data.mul_(4.0 if p.ndim > 1 else 1.0)
+    reference.save_pretrained(tmp_path)
+    reference = type(reference).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        given = dict(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask.astype(int)))
+        wanted = reference(**given).last_hidden_state.numpy()
+    _modules(tmp_path, "Normalize")
+    model = st.load(tmp_path)
+    found = model.run(input_ids=ids.astype(np.int32), attention_mask=mask)["last_hidden_state"]
+    np.testing.assert_allclose(found[mask], wanted[mask], atol=2e-5 * np.abs(wanted).max())
+    last = np.stack([row[keep][-1] for row, keep in zip(wanted, mask, strict=True)])
+    rows = [[int(i) for i in row[keep]] for row, keep in zip(ids, mask, strict=True)]
+    vectors = model.embed_ids(rows)
+    np.testing.assert_allclose(vectors, last / np.linalg.norm(last, axis=1, keepdims=True), atol=2e-5)
+    np.testing.assert_allclose(vectors[1], model.embed_ids(rows[1:2])[0], atol=1e-6)
+
+
+def _modules(path: Path, *behind: str) -> None:
+    """Say that the last token is the vector, and what is behind it."""
+    kinds = ("Transformer", "Pooling", *behind)
+    listed = [{"type": f"sentence_transformers.models.{k}", "path": f"{i}_{k}"} for i, k in enumerate(kinds)]
+    (path / "modules.json").write_text(json.dumps(listed), "utf-8")
+    (path / "1_Pooling").mkdir(exist_ok=True)
+    (path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}', "utf-8")
+
+
+def test_layers_behind_the_pooling_are_not_left_out(tmp_path: Path) -> None:
+    _modules(folder(tmp_path, "bert"), "CNN", "Normalize")
+    with pytest.raises(FileError, match="modules of the kind 'CNN' are not known"):
+        st.load(tmp_path).embed_ids([[5, 6, 7]])
+
+
+def test_kinds_of_decoders_that_give_no_vectors_are_named(tmp_path: Path) -> None:
+    made = random_folder(tmp_path / "mamba", "mamba")
+    _modules(made)
+    with pytest.raises(FileError, match="decoders of the kind 'mamba' do not give vectors"):
+        st.load(made)
+
+
+@pytest.mark.parametrize("kind", [{}, [], 3, None, "x"])
+def test_kinds_that_are_no_names(kind: Any, tmp_path: Path) -> None:
+    made = random_folder(tmp_path / "llama", "llama")
+    settings = json.loads((made / "config.json").read_text("utf-8"))
+    (made / "config.json").write_text(json.dumps({**settings, "model_type": kind}), "utf-8")
+    for listed in (False, True):
+        if listed:
+            _modules(made)
+        with pytest.raises(FileError, match="are not known"):
+            st.load(made)

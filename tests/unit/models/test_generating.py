@@ -12,9 +12,10 @@ import pytest
 from strata.errors import FileError, OptionError
 from strata.models import Decoder, Sampler, load
 from strata.models.decoders import MODULES
-from strata.models.generating.continuations import best_beam, samples
+from strata.models.generating.continuations import best_beams, samples
 from strata.models.generating.filters import dry_penalties, repetition_lengths, typical, without_top
 from strata.serving import Engine
+from tests.unit.models.random_models import random_model
 from tests.unit.models.test_decoder_vectors import folder
 
 PROMPT = [5, 9, 31, 7, 12]
@@ -101,6 +102,65 @@ def test_mirostat_keeps_the_surprise(rng: np.random.Generator) -> None:
         assert abs(float(np.mean(bits[200:])) - tau) < 0.2
 
 
+def test_filters_follow_each_other_as_documented(rng: np.random.Generator) -> None:
+    """`min_p` is a share of the largest probability, and `top_p` of what `top_k` leaves: neither changes the other."""
+    for _ in range(50):
+        logits = rng.normal(0, 3, 30).astype(np.float32)
+        heat, count, share, least = rng.uniform(0.3, 2), int(rng.integers(1, 31)), rng.uniform(0.2, 1), rng.random() / 4
+        order = np.argsort(-logits)[:count]
+        chances = np.exp(logits[order].astype(np.float64) / heat)
+        chances /= chances.sum()
+        kept = [i for i, p in enumerate(chances) if chances[:i].sum() < share and p >= least * chances[0]]
+        wanted = np.zeros(30)
+        wanted[order[kept]] = chances[kept] / chances[kept].sum()
+        sampler = Sampler(temperature=heat, top_k=count, top_p=share, min_p=least)
+        assert np.abs(sampler.probabilities(logits, []) - wanted).max() < 1e-9
+
+
+@pytest.mark.parametrize("sampling", [dict(frequency_penalty=1.5), dict(presence_penalty=2.0)])
+def test_prompts_are_not_counted(sampling: dict[str, Any], llama: Decoder) -> None:
+    """Penalties of what was generated are the same alone, in a batch and with drafts."""
+    prompt = PROMPT * 3
+    alone = llama.generate(prompt, max_tokens=12, **sampling)
+    assert llama.generate_many([prompt, PROMPT], max_tokens=12, **sampling)[0] == alone
+    assert llama.generate(prompt, max_tokens=12, draft=llama, **sampling) == alone
+
+
+def test_runs_that_do_not_come_twice(llama: Decoder) -> None:
+    tokens = list(llama.tokens(PROMPT, 30, Sampler(no_repeat_ngram_size=2)))
+    pairs = list(itertools.pairwise([*PROMPT, *tokens]))
+    assert len(set(pairs)) == len(pairs)
+    assert len(set(itertools.pairwise([*PROMPT, *llama.tokens(PROMPT, 30, Sampler())]))) < len(pairs)
+
+
+BEAMS: tuple[dict[str, Any], ...] = (
+    dict(), dict(length_penalty=-1.0), dict(length_penalty=2.0, early_stopping=True), dict(early_stopping="never"),
+    dict(repetition_penalty=1.7), dict(no_repeat_ngram_size=2, length_penalty=0.5),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", BEAMS, ids=str)
+def test_beams_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
+    reference = random_model(tmp_path, "llama")
+    ours = load(tmp_path, context=64)
+    import torch
+
+    texts = reference.generate(
+        torch.tensor([PROMPT]), num_beams=4, num_return_sequences=3, max_new_tokens=20, do_sample=False,
+        eos_token_id=(end := _common(ours)), pad_token_id=0, **options,
+    )  # fmt: skip
+    wanted = []
+    for row in texts[:, len(PROMPT) :].tolist():
+        wanted.append(row[: row.index(end)] if end in row else row)
+    sampler = Sampler(**{k: options.pop(k) for k in ("repetition_penalty", "no_repeat_ngram_size") if k in options})
+    assert best_beams(ours, PROMPT, 4, 20, ends=(end,), sampler=sampler, **options)[:3] == wanted
+
+
+def _common(model: Decoder) -> int:
+    """A token that greedy texts have."""
+    return list(model.tokens(PROMPT, 8, Sampler()))[6]
+
+
 def test_samples_of_one_prompt(llama: Decoder) -> None:
     hot = dict(max_tokens=10, temperature=1.3, top_k=20, seed=5)
     texts = llama.generate(PROMPT, n=3, **hot)
@@ -119,8 +179,8 @@ def test_beams_find_the_best_text(llama: Decoder) -> None:
     texts = [[*PROMPT, i] for i in range(vocab)]
     second = _logs(llama.run(input_ids=texts)["logits"][:, -1])
     i, j = np.unravel_index((first[:, None] + second).argmax(), (vocab, vocab))
-    assert best_beam(llama, PROMPT, vocab, 2) == [i, j]
-    assert best_beam(llama, PROMPT, 1, 6) == list(llama.tokens(PROMPT, 6, Sampler()))
+    assert best_beams(llama, PROMPT, vocab, 2)[0] == [i, j]
+    assert best_beams(llama, PROMPT, 1, 6)[0] == list(llama.tokens(PROMPT, 6, Sampler()))
     assert llama.generate(PROMPT, beams=vocab, max_tokens=2) == Letters().decode([int(i), int(j)])
 
 
@@ -226,7 +286,10 @@ def test_options_that_do_not_fit(llama: Decoder) -> None:
     with pytest.raises(OptionError, match="no option 'typical'; did you mean 'typical_p'"):
         llama.generate(PROMPT, typical=0.3)
     for options, match in (
-        (dict(n=2, beams=3), "n does not go with beams"), (dict(n=2, stream=True), "only one text at a time"),
+        (dict(n=4, beams=3), "3 beams do not give n=4"), (dict(n=2, stream=True), "only one text at a time"),
+        (dict(n=2, beams=3, draft=llama), "n does not go with draft"),
+        (dict(beams=2, early_stopping="soon"), "early_stopping is True, False or 'never', got 'soon'"),
+        (dict(no_repeat_ngram_size=-1), "no_repeat_ngram_size -1 is negative"),
         (dict(beams=2, temperature=1.0), "draws no tokens"), (dict(typical_p=0.0), "typical_p"),
         (dict(n=0), "n is at least 1"), (dict(beams=0), "0 beams"), (dict(penalty_alpha=0.6), "top_k 0 is below 2"),
         (dict(penalty_alpha=2.0, top_k=4), "penalty_alpha 2.0 is not"), (dict(penalty_alpha=0.6, n=2), "n does not go"),

@@ -458,3 +458,13 @@ def test_a_gpt_oss_with_experts_in_4_bits(tmp_path: Path, rng: np.random.Generat
     del packed[broken]
     with pytest.raises(FileError, match="there is no"):
         packed_weights(packed, settings)
+
+
+def test_a_square_larger_than_its_matrix(rng: np.random.Generator) -> None:
+    """Its scale is that of all rows, whatever the settings say of its height."""
+    codes = rng.standard_normal((64, 128)).astype(ml_dtypes.float8_e4m3fn)
+    tensors = {"a.weight": codes, "a.weight_scale_inv": np.array([[0.5, 2.0]], np.float32)}
+    for height in (100, 10**9, 10**30):
+        made = packed_weights(tensors, {"quant_method": "fp8", "weight_block_size": [height, 64]})["a.weight"]
+        wanted = codes.astype(np.float32) * np.repeat(np.array([0.5, 2.0], np.float32), 64)
+        np.testing.assert_array_equal(made.dequantize(), wanted)

@@ -13,9 +13,10 @@ import pytest
 
 import strata as st
 from strata.errors import OptionError, StrataError
-from strata.io import save_safetensors
+from strata.io import load_safetensors, save_safetensors
 from strata.models.text_steps import reads_types
 from strata.sentence_transformers import CrossEncoder, SentenceTransformer, quantize_embeddings
+from tests.unit.models import decoder_vectors
 from tests.unit.models.encoder_vectors import weight
 from tests.unit.models.test_encoders import KNOWN
 
@@ -323,3 +324,22 @@ def test_scores_of_an_encoder_alone_are_those_that_the_files_say(named: str | No
         (folder / "config_sentence_transformers.json").write_text(json.dumps(settings), "utf-8")
     pairs = list(zip(given, given[::-1], strict=True))
     np.testing.assert_allclose(st.load(folder).score_pairs(pairs)[0], CrossEncoder(folder).predict(pairs), atol=1e-6)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_decoders_give_vectors(dense: bool, tmp_path: Path) -> None:
+    """The last token of a decoder, and what is behind it, as the graph of all its tokens has them."""
+    write(
+        tmp_path, pooling={"pooling_mode_lasttoken": True, "word_embedding_dimension": 32}, dense=dense, normalize=True
+    )
+    record = json.loads(decoder_vectors.FILE.read_text("utf-8"))["qwen3"]
+    (tmp_path / "config.json").write_text(json.dumps(record["config"]), "utf-8")
+    shapes = decoder_vectors.unpacked(record["weights"])
+    save_safetensors(tmp_path / "model.safetensors", {k: decoder_vectors.weight(k, s) for k, s in shapes.items()})
+    model, text = SentenceTransformer(str(tmp_path)), "red green"
+    ids = np.array([tokenizer().encode(text).ids], np.int32)
+    last = st.load(tmp_path).run(input_ids=ids)["last_hidden_state"][0, -1]
+    if dense:
+        held = load_safetensors(tmp_path / "2_Dense/model.safetensors")
+        last = np.tanh(held["linear.weight"] @ last + held["linear.bias"])
+    np.testing.assert_allclose(model.encode(text), last / np.linalg.norm(last), atol=1e-5)
