@@ -103,7 +103,7 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.limit = queue
         self.courtesy = Courtesy()  # to what other threads do for requests
-        self._batcher = exact_batcher(max_tokens, max_requests)
+        self._batcher = exact_batcher(max_tokens, max_requests, usual.chunks)
         self._waiting: AdapterQueue[Generation] = AdapterQueue(max_requests, known=self.adapters)
         self._reading: deque[Prefill[Generation]] = deque()
         self._running: list[Generation] = []
