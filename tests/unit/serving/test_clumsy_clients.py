@@ -213,6 +213,16 @@ def test_a_method_that_is_not_taken_is_told_which_one_is(server: Server) -> None
     assert status(sent(server, request("/nowhere", head="Connection: close\r\n"))) == 404
 
 
+def test_http_1_0_needs_no_host(server: Server) -> None:
+    """As load balancers ask whether the server is there. Later versions need one."""
+    for version, head, expected in (
+        ("1.0", "", 200), ("1.0", "Host: x\r\n", 200), ("1.0", "Host: evil.example\r\n", 403),
+        ("1.0", "Host: a b\r\n", 400), ("1.1", "", 400),
+    ):  # fmt: skip
+        answer = sent(server, f"GET /health HTTP/{version}\r\n{head}Connection: close\r\n\r\n".encode())
+        assert (version, head, status(answer)) == (version, head, expected)
+
+
 class Torn:
     """A tokenizer whose every text ends with half a character."""
 
