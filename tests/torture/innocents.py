@@ -134,7 +134,7 @@ def attacks() -> dict[str, Attack]:
              for i in range(64)]  # fmt: skip
     return {
         "honest": asks(said("hello", max_tokens=200)),  # no attack: what others cost who ask as everyone does
-        "busy": asks(said("hello", max_tokens=100_000)),
+        "busy": asks(said("hello", max_tokens=100_000, ignore_eos=True)),
         "stops": asks(said("hello", stop=["y" * 1000] * 16, max_tokens=200), said("hello", stop=["y" * 10**6])),
         "prompts": asks(said("word " * 1_400_000)),
         "letters": asks(said("x" * 7_000_000)),
