@@ -421,8 +421,10 @@ class Engine:
         table = request.table
         assert table is not None
         with self._changed:
+            before = table.length
             self._share(request, piece.end)
-            request.cached_tokens += max(table.length - piece.start, 0) if piece.start == 0 else 0
+            if not request.preempted:
+                request.cached_tokens += table.length - before
         return None if table.length >= piece.end else table.length
 
     def _keep_piece(self, piece: PrefillChunk[Generation], start: int) -> None:
