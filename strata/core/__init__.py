@@ -58,7 +58,7 @@ from strata.core.dtypes import (
 from strata.core.files import append_private, check_plain, open_file, open_handle, read_bytes, read_text
 from strata.core.forks import SharedThreads, call_in_children, new_lock, new_rlock
 from strata.core.notebook import folded
-from strata.core.pages import HUGE_PAGE, give_back, new_pages, no_memory
+from strata.core.pages import HUGE_PAGE, forget_pages, give_back, new_pages, no_memory
 from strata.core.processors import available_threads, cgroup_quota
 from strata.core.progress import progress
 from strata.core.size_rows import SizeReader, SizeWriter

@@ -44,6 +44,24 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def forget_pages(array: np.ndarray) -> None:
+    """Let go of the memory behind part of a file that is mapped for reading; it is read again if it is touched."""
+    whole, base = array, array.base
+    while isinstance(base, np.ndarray):
+        whole, base = base, base.base
+    mapping = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    with memoryview(mapping) as view:
+        if not view.readonly:  # what was written is nowhere else
+            return
+    first = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if length > 0:
+        mapping.madvise(mmap.MADV_DONTNEED, start, length)
+
+
 def _private(size: int) -> mmap.mmap:
     """Python maps memory as shared unless told otherwise: a child could write into it, and it has no huge pages."""
     if hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS"):

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from strata.core import open_file
+from strata.core import forget_pages, open_file
 from strata.errors import FileError, file_error
 from strata.kinds import with_article
 
@@ -56,17 +56,7 @@ def typed_view(data: np.ndarray, start: int, dtype: np.dtype[Any], shape: tuple[
 
 def release_pages(array: np.ndarray) -> None:
     """Let go of the memory behind part of a mapped file that has been copied; it is read again if it is touched."""
-    whole, base = array, array.base
-    while isinstance(base, np.ndarray):
-        whole, base = base, base.base
-    mapping = base.obj if isinstance(base, memoryview) else base
-    if not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    first = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = (first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
-    if length > 0:
-        mapping.madvise(mmap.MADV_DONTNEED, start, length)
+    forget_pages(array)
 
 
 def replace_file(path: PathLike, what: str, write: Callable[[BinaryIO], None]) -> None:

@@ -46,9 +46,9 @@ class AdapterQueue(Generic[T]):
     ) -> None:  # fmt: skip
         """A request for an adapter, or for the model as it is."""
         self.check(adapter)
-        if not self.count_of(client):  # who was away gets no more than those who stayed
+        if not self.count_of(client):  # who was away is next, and gets no more than those who stayed
             least = min((self._given.get(c, 0.0) for c in self._clients()), default=0.0)
-            self._given[client] = max(self._given.get(client, 0.0), least)
+            self._given[client] = max(self._given.get(client, 0.0), least - 1)
         self._waiting.setdefault(priority, {}).setdefault(client, deque()).append(_Waiting(item, adapter, cost))
         self._count += 1
 

@@ -12,7 +12,7 @@ from strata.models import PAGE
 
 T = TypeVar("T")
 LEAST: Final = 4  # tokens: so few at the end of a prompt would be read by the kernel for single tokens
-LEAST_CHUNK: Final = 8  # pages of a long prompt beside others: shorter ones take more time for each token
+LEAST_CHUNK: Final = 4  # pages of a long prompt beside others: shorter ones take more time for each token
 
 
 @dataclass
@@ -120,12 +120,13 @@ class Batcher:
         return end
 
 
-def exact_batcher(max_tokens: int, max_entries: int) -> Batcher:
-    """A batcher that splits prompts only where no bit of the results changes."""
+def exact_batcher(max_tokens: int, max_entries: int, chunks: int = 4) -> Batcher:
+    """A batcher that splits prompts only where no bit of the results changes; a long one has one in `chunks` of the
+    tokens of a step."""
     if max_tokens < max_entries + 2 * PAGE:
         raise OptionError(
             f"a step of {max_tokens} tokens for {max_entries} sequences leaves no room for prompts", code="O603",
             fix=f"max_tokens={max_entries + 2 * PAGE} or more",
         )  # fmt: skip
-    chunk = max(max_tokens // 4 // PAGE, LEAST_CHUNK) * PAGE
+    chunk = max(max_tokens // chunks // PAGE, LEAST_CHUNK) * PAGE
     return Batcher(max_tokens, max_entries, PAGE, LEAST, chunk)

@@ -24,24 +24,32 @@ import numpy as np
 
 from strata.arguments import own_checks
 from strata.backends import backend_for
-from strata.errors import OptionError, RunError
+from strata.errors import OptionError, RequestError, RunError
 from strata.kinds import counted
 from strata.models import PAGE, Decoder, Grammar, PagedCache, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
 from strata.serving.batching import LEAST, Batch, Prefill, PrefillChunk, exact_batcher
 from strata.serving.courtesy import Courtesy
-from strata.serving.generation import Generation, score
+from strata.serving.generation import Generation
+from strata.serving.host_steps import HostSteps
 from strata.serving.limits import ON_DEVICE, ON_HOST, Limits, usual_tokens
 from strata.serving.metrics import Metrics
 from strata.serving.overlap import OverlappedSteps
+from strata.serving.turns import (
+    ADMITTED,
+    IN_TURNS,
+    KEPT_FREE,
+    PATIENCE,
+    in_turn,
+    is_young,
+    next_turns,
+    who_makes_room,
+    who_makes_room_for,
+)
 
 TOGETHER: Final = 4  # rows of one sequence that have the bits of one: drafted tokens are judged so many at a time
 TOGETHER_QUANTIZED: Final = 3
-SPECULATE_UP_TO: Final = 2  # sequences in a step: with more, the matmuls are busy without drafts
-ADMITTED: Final = 4  # times as many requests as a step takes may run, in turns
-FIRST_TOKENS: Final = 64  # until it has so many, a request goes before those that have more; then they take turns
 SPARED: Final = 2  # steps of the others, for each chunk of a long prompt
-SCORED: Final = 64  # tokens of a prompt that are read in one step if all their logits are wanted
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
@@ -82,9 +90,10 @@ class Engine:
         self.model = model.adapted(adapters) if adapters else model
         self.cache = PagedCache(self.model, -(-tokens // PAGE), bits=kv_bits)
         self.adapters = tuple(adapters or ())
-        self._together = TOGETHER_QUANTIZED if exact and model.is_quantized else max_requests
+        together = TOGETHER_QUANTIZED if exact and model.is_quantized else max_requests
+        self.host_steps = HostSteps(self, together)
         fed = self.cache.is_fed
-        self._overlap = OverlappedSteps(self, ADMITTED * max_requests, self._together) if fed else None
+        self._overlap = OverlappedSteps(self, ADMITTED * max_requests, together) if fed else None
         self._judged = TOGETHER_QUANTIZED if model.is_quantized else TOGETHER
         goes_back = not model.has_state  # a recurrent state is that of the last token only
         self._shares, self._speculates = prefix_cache and goes_back, speculate and goes_back
@@ -94,7 +103,7 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.limit = queue
         self.courtesy = Courtesy()  # to what other threads do for requests
-        self._batcher = exact_batcher(max_tokens, max_requests)
+        self._batcher = exact_batcher(max_tokens, max_requests, usual.chunks)
         self._waiting: AdapterQueue[Generation] = AdapterQueue(max_requests, known=self.adapters)
         self._reading: deque[Prefill[Generation]] = deque()
         self._running: list[Generation] = []
@@ -179,10 +188,12 @@ class Engine:
         self.limits.check_ids(ids)
         room = self.cache.pool.pages * PAGE
         if len(ids) > room:
-            raise OptionError(
+            error = RequestError(
                 f"engine: a prompt of {counted(len(ids), 'token')} is larger than a cache of {room}", code="O607",
                 fix=f"Engine(model, cache_tokens={len(ids)})",
             )  # fmt: skip
+            error.reason = "context_length_exceeded"
+            raise error
         self._waiting.check(adapter)
 
     @property
@@ -233,7 +244,9 @@ class Engine:
         """Compute one step of the batch; False when there is nothing to do."""
         overlap = self._overlap
         with self._stepping:
-            if overlap is not None and self.cache.pool.free <= len(self._running):
+            with self._changed:
+                is_short = self._is_short
+            if overlap is not None and is_short:
                 overlap.collect()  # some may end, and none is preempted whose tokens are not known
             with self._changed:
                 batch = self._next()
@@ -243,9 +256,7 @@ class Engine:
             if overlap is not None:
                 overlap.step(batch)
             else:
-                self._decode_all(batch.decodes)
-                for piece in batch.pieces:
-                    self._read_piece(piece)
+                self.host_steps.step(batch)
             self.metrics.count("steps")
             self.metrics.observe("step_microseconds", (time.perf_counter() - start) * 1e6)
             self.metrics.observe("step_tokens", batch.tokens)
@@ -262,32 +273,84 @@ class Engine:
         """Let requests in for which there is room, and say what the next step computes."""
         for request in [g for g in (*self._served, *self._preempted) if g.wants_end]:
             self._finish(request, "cancelled")
-        while self._preempted and self._let_in(self._preempted[0]):
-            self._preempted.pop(0)
-        while not self._preempted and (head := self._waiting.head()) is not None:
-            if not self._let_in(head[1]):
-                break
-            self._waiting.pop()
+        self._let_all_in()
         for request in list(self._running):
             if request.table is not None and not request.is_done:  # others have not made room by it
                 self._grow(request)
         for name, value in self.load.items():
             self.metrics.set("active" if name == "running" else name, value)
         ready = [g for g in self._running if g.can_go_on(self.model.context)]
-        turns = sorted(ready, key=lambda g: (min(len(g.tokens), FIRST_TOKENS), g.last_step))
         most = self._batcher.max_entries - (1 if self._reading and self._batcher.max_entries > 1 else 0)
-        chosen = turns[:most]
+        chosen = next_turns(ready, most, self._batcher.max_entries, self._steps)
+        if len(self._reading) > 1:
+            self._reading = deque(in_turn(self._reading, lambda p: p.item.client))
         self._steps += 1
         for request in chosen:
             request.last_step = self._steps
+            self._waiting.charge(request.client, 1)
         batch = self._batcher.build(chosen, self._reading, spares=self._spared < SPARED)
         self._spared = 0 if any(not p.is_last for p in batch.pieces) else self._spared + 1
         return batch
 
-    def _let_in(self, request: Generation) -> bool:
-        """Start a request if there is room for its prompt, and a page for each that runs already."""
+    @property
+    def _is_short(self) -> bool:
+        """Whether a request may have to be preempted in the next step."""
+        head = self._waiting.head()
+        wanted = len(self._running) + (0 if head is None else len(head[1].prompt_ids) // PAGE + 1)
+        is_full = head is not None and self._active >= ADMITTED * self._batcher.max_entries
+        return is_full or self.cache.pool.free <= wanted or self._waited_long
+
+    @property
+    def _waited_long(self) -> bool:
+        """Whether the first of those that were preempted goes before others now."""
+        return bool(self._preempted) and self._steps - self._preempted[0].preempted > PATIENCE
+
+    def _let_all_in(self) -> None:
+        """Let in those that were preempted, who leave pages free for new ones until they waited long; and new ones."""
+        while self._preempted:
+            request = self._preempted[0]
+            kept = 0 if self._waited_long or not self._served else self.cache.pool.pages // KEPT_FREE
+            if self._let_in(request, kept):
+                self._preempted.pop(0)
+            elif not self._waited_long:
+                break
+            elif not self._preempt_for(request):
+                if self._fits_after_young(request):
+                    return  # those that come now wait until the young ones are done
+                break
+        while (young := next(filter(is_young, self._preempted), None)) is not None and self._let_in(young):
+            self._preempted.remove(young)
+        while (head := self._waiting.head()) is not None:
+            if self._let_in(head[1]):
+                self._waiting.pop()
+            elif not self._preempt_for(head[1]):
+                return
+
+    def _fits_after_young(self, request: Generation) -> bool:
+        """Whether there will be room for one that was preempted as soon as all young ones are done."""
+        taken = sum(len(g.table.pages) for g in self._served if g.table is not None and not is_young(g))
+        tokens = len(request.prompt_ids) + len(request.tokens)
+        return taken + -(-tokens // PAGE) + self._batcher.max_entries <= self.cache.pool.pages
+
+    def _preempt_for(self, request: Generation) -> bool:
+        """Preempt one for a request that there was no room for; False where none has to make room for it."""
+        if request.adapter != self._waiting.active:
+            return False
+        if not request.tokens and len(request.prompt_ids) * KEPT_FREE > self.cache.pool.pages * PAGE:
+            return False
+        found = who_makes_room_for(request, self._served, self._batcher.max_entries)
+        if found is None or found.ahead:
+            return False
+        self._preempt(found)
+        return True
+
+    def _let_in(self, request: Generation, kept: int = 0) -> bool:
+        """Start a request if there is room for its prompt, a page for each that a step takes, and pages to be kept."""
+        entries = self._batcher.max_entries
+        if self._active >= ADMITTED * entries or sum(map(is_young, self._served)) >= IN_TURNS * entries:
+            return False
         active = self._waiting.active
-        if self._active >= ADMITTED * self._batcher.max_entries or (self._active and request.adapter != active):
+        if self._active and request.adapter != active:
             return False  # it waits until those with the other adapter are done
         table = self.cache.table()
         request.table = table
@@ -296,7 +359,7 @@ class Engine:
         request.cached_tokens = max(request.cached_tokens, table.length)
         tokens = len(request.prompt_ids) + len(request.tokens)
         missing = -(-(tokens - table.capacity) // PAGE)
-        if missing + self._active > self.cache.pool.free or not table.reserve(tokens):
+        if missing + min(self._active, entries) + kept > self.cache.pool.free or not table.reserve(tokens):
             table.release()
             request.table = None
             if not self._active and request.tokens:  # alone, and the KV cache is too small for it
@@ -329,65 +392,26 @@ class Engine:
         self.metrics.count("prefix_hit_tokens", table.length - before)
 
     def _grow(self, request: Generation) -> None:
-        """Pages for the next tokens of a running request; those that came last make room."""
+        """Pages for the next tokens of a running request; others make room."""
         assert request.table is not None
         while not request.table.reserve(min(request.table.length + self._judged, self.model.context)):
             if request.table.reserve(request.table.length + 1):
                 return
-            last = self._served[-1]
-            if last is request and self._active == 1:
+            if self._active == 1:
                 self._finish(request, "length")  # the KV cache is full of it
                 return
-            self._preempt(last)
-            if last is request:
+            found = who_makes_room(self._served)
+            self._preempt(found)
+            if found is request:
                 return
 
     def _preempt(self, request: Generation) -> None:
         assert request.table is not None
         request.table.release()
-        request.table = None
+        request.table, request.preempted = None, self._steps
         self._leave(request)
         self._preempted = sorted([*self._preempted, request], key=lambda g: g.number)
         self.metrics.count("preemptions")
-
-    # ------------------------------------------------------------------------------------------------------- decode
-
-    def _decode_all(self, requests: Sequence[Generation]) -> None:
-        alone: list[tuple[Generation, list[int]]] = []
-        together: list[Generation] = []
-        for request in requests:
-            pending = request.pending
-            if len(pending) > 1:  # it was preempted: what it had said is read again
-                alone.append((request, pending[: min(self._judged, len(pending) - 1)]))
-            elif self._speculates and len(requests) <= SPECULATE_UP_TO:
-                assert request.table is not None
-                room = min(request.table.capacity, self.model.context) - request.table.length - 1
-                draft = request.drafted(min(self._judged - 1, room))
-                alone.append((request, [*pending, *draft])) if draft else together.append(request)
-            else:
-                together.append(request)
-        for at in range(0, len(together), self._together):
-            some = together[at : at + self._together]
-            logits = self._computed(some, np.array([g.pending for g in some], np.int32))
-            if logits is not None:
-                self._publish([(g, row[None]) for g, row in zip(some, logits, strict=True)])
-        for request, ids in alone:
-            self._decode_some(request, ids)
-
-    def _decode_some(self, request: Generation, ids: list[int]) -> None:
-        """Several tokens of one sequence: said before, or the last one and a draft of what follows."""
-        table = request.table
-        assert table is not None
-        start, again = table.length, len(request.pending) > 1
-        logits = self._computed([request], np.array([ids], np.int32), every=not again)
-        if logits is None or again:
-            return
-        found = self._publish([(request, logits[0])], drafts={request: ids[1:]})
-        if not request.is_done:
-            table.length = start + found[request]  # what was not accepted is written over
-        request.judged(len(ids) - 1, found[request] - 1)
-        self.metrics.count("drafted_tokens", len(ids) - 1)
-        self.metrics.count("accepted_tokens", found[request] - 1)
 
     # ------------------------------------------------------------------------------------------------------ prefill
 
@@ -397,25 +421,11 @@ class Engine:
         table = request.table
         assert table is not None
         with self._changed:
+            before = table.length
             self._share(request, piece.end)
-            request.cached_tokens += max(table.length - piece.start, 0) if piece.start == 0 else 0
+            if not request.preempted:
+                request.cached_tokens += table.length - before
         return None if table.length >= piece.end else table.length
-
-    def _read_piece(self, piece: PrefillChunk[Generation]) -> None:
-        """Read a chunk of a prompt, and choose a token behind the last one."""
-        request, start = piece.item, self._shared_start(piece)
-        if start is None:
-            return
-        if request.prompt_logprobs is not None:
-            logits = self._scored(request, piece.end)
-        else:
-            logits = self._computed([request], np.asarray([request.prompt_ids[start : piece.end]], np.int32))
-        if logits is None:
-            return
-        self._keep_piece(piece, start)
-        if piece.is_last and request.max_tokens and not request.tokens:
-            self._publish([(request, logits)])
-        self._end_piece(piece)
 
     def _keep_piece(self, piece: PrefillChunk[Generation], start: int) -> None:
         """Keep the pages of a chunk for others."""
@@ -432,34 +442,7 @@ class Engine:
             elif piece.is_last and not request.is_done and request.table is not None:
                 self._running.append(request)
 
-    def _scored(self, request: Generation, end: int) -> np.ndarray | None:
-        """A chunk of a prompt whose tokens are scored by what came before them."""
-        table, top = request.table, request.prompt_logprobs
-        assert table is not None
-        assert top is not None
-        logits = None
-        while table.length < end:
-            start = table.length
-            stop = end if end - start <= SCORED + LEAST else start + SCORED
-            logits = self._computed([request], np.asarray([request.prompt_ids[start:stop]], np.int32), every=True)
-            if logits is None:
-                return None
-            if not request.prompt_scores:
-                request.prompt_scores.append(None)  # nothing comes before the first
-            following = request.prompt_ids[start + 1 : stop + 1]
-            request.prompt_scores += [score(row, t, top) for row, t in zip(logits[0], following, strict=False)]
-        return None if logits is None else logits[0][-1:]
-
     # ------------------------------------------------------------------------------------------------------- results
-
-    def _computed(self, requests: Sequence[Generation], ids: np.ndarray, *, every: bool = False) -> np.ndarray | None:
-        """Logits of these requests; None where they failed, and were told so."""
-        try:
-            tables: Any = [g.table for g in requests]
-            return self.cache.step(tables, ids, every=True) if every else self.cache.step(tables, ids)
-        except Exception as error:  # noqa: BLE001 - whoever waits for the requests is told
-            self._fail(requests, error)
-            return None
 
     def _fail(self, requests: Sequence[Generation], error: Exception) -> None:
         """Tell requests what went wrong."""
@@ -531,7 +514,6 @@ class Engine:
             request.table.release()
         self._leave(request)
         self._preempted = [g for g in self._preempted if g is not request]
-        self._waiting.charge(request.client, len(request.tokens))
         request.finish(reason, error)
         self.metrics.count(f"finished_{reason}")
         self.metrics.observe("request_milliseconds", (time.perf_counter() - request.started) * 1e3)

@@ -66,6 +66,7 @@ class Generation:
         self.ignore_eos = ignore_eos
         self.wants_end = False
         self.last_step = 0  # in which it took part
+        self.preempted = 0  # the step before which it was
         self.seen = seen  # what tokens of the prompt show
         self.keys = page_keys(self.prompt_ids, adapter, seen)
         self.ending: tuple[str, Exception | None] | None = None

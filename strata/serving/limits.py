@@ -87,15 +87,17 @@ def _context_bytes(model: Decoder, bits: int | None) -> int:
 
 @dataclass(frozen=True)
 class UsualSizes:
-    """What an engine takes that is not told otherwise: requests and tokens of a step, contexts of the KV cache."""
+    """What an engine takes that is not told otherwise: requests and tokens of a step, contexts of the KV cache. A long
+    prompt has one in `chunks` of the tokens of a step: a host takes longer for each, and others wait for it."""
 
     requests: int
     tokens: int
     contexts: int
+    chunks: int
 
 
-ON_HOST: Final = UsualSizes(requests=16, tokens=512, contexts=4)
-ON_DEVICE: Final = UsualSizes(requests=256, tokens=4096, contexts=64)
+ON_HOST: Final = UsualSizes(requests=16, tokens=512, contexts=4, chunks=8)
+ON_DEVICE: Final = UsualSizes(requests=256, tokens=4096, contexts=64, chunks=4)
 ON_DEVICE_MEMORY: Final = 0.3  # of a device's own memory: what a KV cache takes of it that is not told otherwise
 
 

@@ -127,7 +127,7 @@ async def _asked(load: LoadTest, prompt: str, start: float) -> Timing:
             told = b""
             while len(told) < MOST_TOLD and (more := await reader.read(MOST_TOLD)):
                 told += more
-            return Timing(0.0, time.perf_counter() - start, 0, told.decode("utf-8", "replace")[-200:])
+            return Timing(0.0, time.perf_counter() - start, 0, _refusal(told))
         while line := await reader.readline():
             if not line.startswith(b"data: {"):
                 continue
@@ -142,6 +142,15 @@ async def _asked(load: LoadTest, prompt: str, start: float) -> Timing:
         return Timing(first or total, total, tokens, error)
     finally:
         writer.close()
+
+
+def _refusal(told: bytes) -> str:
+    """What an answer that is an error says, without its head: of the same errors one is shown."""
+    body = told.partition(b"\r\n\r\n")[2].decode("utf-8", "replace").strip()
+    try:
+        return str(json.loads(body)["error"]["message"])[:200]
+    except (ValueError, LookupError, TypeError):
+        return body[-200:] or "the answer says nothing"
 
 
 def report(samples: Sequence[Timing], seconds: float) -> dict[str, Any]:

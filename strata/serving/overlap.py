@@ -88,7 +88,7 @@ class OverlappedSteps:
                 continue
             if request.prompt_logprobs is not None:
                 self.collect()
-                self._engine._read_piece(piece)
+                self._engine.host_steps.read_piece(piece)
                 continue
             groups.setdefault(prompt_class(piece.end - start), []).append((piece, start))
             coming.update(request.keys[start // PAGE : piece.end // PAGE])

@@ -13,13 +13,13 @@ from threading import Lock
 from typing import Any, Final
 
 from strata.core import Table
-from strata.errors import OptionError
+from strata.errors import OptionError, RequestError
 from strata.models import Decoder, Encoder, ToolStyle, style_of, tool_grammar, with_tools
 from strata.serving.api import ollama
 from strata.serving.api.answers import TextAnswer
 from strata.serving.api.embeddings import Gone, embed, rerank
 from strata.serving.api.errors import Refused
-from strata.serving.api.fields import wrong
+from strata.serving.api.fields import shown, wrong
 from strata.serving.api.pictures import with_pictures
 from strata.serving.api.requests import (
     TO_THE_END,
@@ -294,6 +294,9 @@ class Service:
             )
         if adapter is not None and options.adapter is None:
             options = replace(options, adapter=adapter)
+        if options.adapter is not None and options.adapter not in engine.adapters:
+            known = ", ".join(engine.adapters) or "none"
+            raise wrong(f"there is no adapter {shown(options.adapter)}; known: {known}", "adapter")
         if self.answer_tokens is not None and options.max_tokens == TO_THE_END:
             options = replace(options, max_tokens=self.answer_tokens)
         style: ToolStyle | None = None
@@ -330,9 +333,11 @@ class Service:
             for prompt in prompts:
                 for choice in range(request.choices):
                     made.append(engine.submit(prompt, **options.arguments(choice), **more))
-        except Exception:
+        except Exception as error:
             for generation in made:
                 generation.cancel()
+            if isinstance(error, RequestError) and error.field is None:
+                error.field = request.source
             raise
         return name, made, style
 

@@ -6,6 +6,11 @@ A process serves a model, by default a tiny random one. An innocent asks short q
 in peace, then while another process attacks, in many short turns, so that a busy machine slows both. The medians are
 compared; and those of the CPU time that the server took, for whomever, while an innocent waited. That is no less than
 the work that came in between, and does not depend on what else the machine does.
+
+As many clients who ask for nothing special slow an innocent down, too: a step for five takes longer than a step for
+one, and their own process takes time of the same cores. They are measured first, with answers of 200 tokens (`honest`)
+and as long as they may be (`busy`). An attack fails where it more than doubles the time of an innocent, and costs a
+quarter more than honest clients do: busy ones, where its own answers are long.
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ from tests.torture.serve import ask
 from tests.unit.serving.conftest import chat_folder
 
 Attack = Callable[[str, int], Awaitable[None]]
+HONEST = ("honest", "busy")
+LONG = ("torn", "vanish", "crowd")  # attacks whose answers are as long as they may be
 CLIENTS, PAUSE = 4, 0.1  # attackers at a time, and their seconds between two attacks
 MOST_REST = 20.0  # seconds until the last attacks are answered
 PATH = "/v1/chat/completions"
@@ -57,6 +64,18 @@ async def vanish(host: str, port: int) -> None:
     await writer.drain()
     await asyncio.sleep(0.2)
     writer.transport.abort()
+
+
+async def crowd(host: str, port: int) -> None:
+    """Ten long answers at once, which are waited for, for a while: with four clients, more than the pages hold."""
+    raw = json.dumps(said("x" * 50, max_tokens=100_000, logit_bias={"127": 50})).encode()
+    made = [await asyncio.open_connection(host, port) for _ in range(10)]
+    for _, writer in made:
+        writer.write(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*(reader.read() for reader, _ in made)), 5)
+    for _, writer in made:
+        writer.transport.abort()
 
 
 async def dribble(host: str, port: int) -> None:
@@ -115,6 +134,7 @@ def attacks() -> dict[str, Attack]:
              for i in range(64)]  # fmt: skip
     return {
         "honest": asks(said("hello", max_tokens=200)),  # no attack: what others cost who ask as everyone does
+        "busy": asks(said("hello", max_tokens=100_000, ignore_eos=True)),
         "stops": asks(said("hello", stop=["y" * 1000] * 16, max_tokens=200), said("hello", stop=["y" * 10**6])),
         "prompts": asks(said("word " * 1_400_000)),
         "letters": asks(said("x" * 7_000_000)),
@@ -132,6 +152,7 @@ def attacks() -> dict[str, Attack]:
         "files": files,
         "crumbs": crumbs,
         "vanish": vanish,
+        "crowd": crowd,
         "dribble": dribble,
     }  # fmt: skip
 
@@ -217,7 +238,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
-    slow = []
+    slow, beside = [], dict.fromkeys(HONEST, 1.0)
     with tempfile.TemporaryDirectory() as folder:
         made = options.model or str(chat_folder(Path(folder) / "tiny"))
         command = [sys.executable, "-m", "strata.cli", "serve", made, "--port", "0", "--json", "--log", "none",
@@ -227,7 +248,7 @@ def main() -> int:
             url = json.loads("".join(process.stdout.readline() for _ in range(4)))["url"]
             host, port = url.removeprefix("http://").split(":")
             try:
-                for name in options.attack or attacks():
+                for name in dict.fromkeys((*HONEST, *(options.attack or attacks()))):
                     calm, hurt = measure(name, host, int(port), process.pid, options.seconds, options.rounds)
                     usual, now = (statistics.median(w.seconds for w in some) for some in (calm, hurt))
                     own, all_ = (statistics.median(w.cpu for w in some) for some in (calm, hurt))
@@ -235,11 +256,14 @@ def main() -> int:
                           f"{own * 1e3:6.1f} and {all_ * 1e3:6.1f} ms ({all_ / own:4.1f}); worst "
                           f"{max(w.seconds for w in calm) * 1e3:6.0f} and {max(w.seconds for w in hurt) * 1e3:6.0f} ms",
                           flush=True)  # fmt: skip
-                    if now > 2 * usual and name != "honest":
+                    if name in HONEST:
+                        beside[name] = now / usual
+                    elif now / usual > max(2.0, 1.25 * beside["busy" if name in LONG else "honest"]):
                         slow.append(name)
             finally:
                 process.terminate()
-    print(f"more than twice as slow: {', '.join(slow)}" if slow else "nobody waits more than twice as long as usual")
+    told = "more than twice as long as usual, and a quarter longer than beside honest clients"
+    print(f"{', '.join(slow)}: innocents wait {told}" if slow else f"no innocent waits {told}")
     return bool(slow)
 
 

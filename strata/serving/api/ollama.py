@@ -47,9 +47,11 @@ class OllamaRequest:
 
 
 def _common(body: Any) -> tuple[Fields, Any, bool, str | None, AnswerFormat]:
-    fields = Fields(body, ignored=("keep_alive", "context", "think", "truncate"))
+    fields = Fields(body, ignored=("keep_alive", "think", "truncate"))
+    if fields.any("context"):
+        raise wrong("context is not supported: send the messages to /api/chat", "context", "unsupported_parameter")
     given = {NAMES.get(k, k): v for k, v in fields.object("options").items() if k not in MACHINE}
-    if given.get("max_tokens") in (0, -1, -2):
+    if type(given.get("max_tokens")) is int and given["max_tokens"] in (0, -1, -2):
         given["max_tokens"] = TO_THE_END
     if given.get("mirostat", 0) == 0:
         given = {k: v for k, v in given.items() if k not in ("mirostat_tau", "mirostat_eta")}
@@ -103,12 +105,16 @@ def _message(at: int, found: Any) -> dict[str, Any]:
     if role == "tool":
         made["tool_call_id"] = tool or ""
     if calls:
-        made["tool_calls"] = [
-            call_message("", str(c["function"].get("name")), c["function"].get("arguments"))
-            for c in calls if isinstance(c, Mapping) and isinstance(c.get("function"), Mapping)
-        ]  # fmt: skip
+        made["tool_calls"] = [_call(name, call) for call in (calls if isinstance(calls, list) else [calls])]
     fields.finish()
     return made
+
+
+def _call(name: str, found: Any) -> dict[str, Any]:
+    about = found.get("function") if isinstance(found, Mapping) else None
+    if not isinstance(about, Mapping) or not isinstance(about.get("name"), str):
+        raise wrong(f"{name}: tool_calls is a list of functions with names, got {shown(found)}", "messages")
+    return call_message("", about["name"], about.get("arguments"))
 
 
 def _with_images(text: str, images: Any, name: str) -> str | list[dict[str, Any]]:
@@ -137,7 +143,7 @@ def parse_generate(body: Any) -> OllamaRequest:
         return OllamaRequest(TextRequest((prompt,), options, stream=stream, model=model, format=form), is_chat=False)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": content})
-    inner = ChatRequest(tuple(messages), options, stream=stream, model=model, format=form)
+    inner = ChatRequest(tuple(messages), options, stream=stream, model=model, format=form, source="prompt")
     return OllamaRequest(inner, is_chat=False, done=None if content else _kept(body))
 
 

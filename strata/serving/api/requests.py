@@ -84,6 +84,7 @@ class TextRequest:
     model: str | None = None
     echo: bool = False
     format: AnswerFormat = field(default_factory=AnswerFormat)
+    source: str = "prompt"  # the field that the prompts were read from
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class ChatRequest:
     format: AnswerFormat = field(default_factory=AnswerFormat)
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    source: str = "messages"  # the field that the messages were read from
 
     @property
     def uses_tools(self) -> bool:

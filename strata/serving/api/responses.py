@@ -78,8 +78,9 @@ def parse_response(body: Any, remembered: Mapping[str, Any] | None = None) -> Re
     if instructions:
         messages = [{"role": "system", "content": instructions}, *messages]
     chat = ChatRequest(
-        tuple(messages), options, stream=stream, model=model, format=form, tools=tools, tool_choice=choice
-    )
+        tuple(messages), options, stream=stream, model=model, format=form, tools=tools, tool_choice=choice,
+        source="input",
+    )  # fmt: skip
     about = {
         "instructions": instructions, "max_output_tokens": options.max_tokens if options.max_tokens < 1 << 24 else None,
         "temperature": options.temperature, "top_p": options.top_p, "previous_response_id": previous,

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -65,10 +65,14 @@ def make_app(
 
 async def _unknown(request: Request, error: Exception) -> Response:
     """A path or a method that is not there."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    told = f"{request.method} {request.url.path[:100]}: there is nothing"
-    refused = Refused(status, told, code="unknown_url" if status == 404 else "method_not_allowed")
-    return _refused(refused, request)
+    assert isinstance(error, HTTPException)
+    allowed = (error.headers or {}).get("Allow")
+    told = f"{request.method} {request.url.path[:100]}: " + (f"it takes {allowed}" if allowed else "there is nothing")
+    headers = {"Allow": allowed} if allowed else None
+    return _refused(
+        Refused(error.status_code, told, code="method_not_allowed" if allowed else "unknown_url", headers=headers),
+        request,
+    )
 
 
 class _Api:
@@ -135,6 +139,10 @@ class _Api:
     async def _body(self, request: Request) -> bytes:
         """The bytes of a request, no more than a request may have."""
         most = self._options.max_body
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            told = f"a body with the Content-Encoding {coding[:100]!r} is not read: send it as it is"
+            raise Refused(415, told, code="unsupported_content_encoding", headers={"Connection": "close"})
         said = request.headers.get("content-length", "")
         known = int(said) if said.isascii() and said.isdigit() else 0
         if known > LINGER * most:
@@ -234,7 +242,7 @@ class _Api:
         return JSONResponse({"models": models})
 
     async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": metadata.version("strata")})
+        return JSONResponse({"version": import_module("strata").__version__})
 
     async def show(self, request: Request) -> Response:
         try:
@@ -265,7 +273,7 @@ def _parsed(raw: bytes) -> Any:
     if raw.count(b"[") + raw.count(b"{") > MOST_LISTS:
         raise Refused(400, f"the body has more than {MOST_LISTS} lists and objects", code="invalid_json")
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode("utf-8-sig"))
         if b"\\" in raw and b"\\u" in raw:  # one byte is looked for much faster than two
             json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:

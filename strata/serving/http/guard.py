@@ -80,7 +80,8 @@ class Gatekeeper:
         """Refuse who may not ask; headers for those who may."""
         if "content-length" in headers and "transfer-encoding" in headers:
             raise Refused(400, "a request has a Content-Length or a Transfer-Encoding, not both", code="invalid_http")
-        self._check_host(headers.get("host", ""))
+        if "host" in headers or scope.get("http_version") != "1.0":  # load balancers ask so; browsers always name one
+            self._check_host(headers.get("host", ""))
         extra = self._check_origin(scope, headers)
         if scope["method"] != "OPTIONS" and self._keys and scope["path"] not in OPEN:
             scope["state"]["client"] = self._check_key(headers)

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from strata.core import HUGE_PAGE, new_pages
+from strata.core import HUGE_PAGE, forget_pages, new_pages
+from strata.io import release_pages
 
 
 def _address(array: np.ndarray) -> int:
@@ -21,6 +23,27 @@ def test_bytes_are_there_and_large_ones_start_at_a_huge_page(size: int) -> None:
     assert not made.any()
     made[:] = 7
     assert _address(made) % (HUGE_PAGE if size >= HUGE_PAGE else 4096) == 0
+
+
+def test_pages_are_only_forgotten_where_a_file_has_them(tmp_path: Path) -> None:
+    """What was written is nowhere else, whether the view of it is for reading or not."""
+    path = tmp_path / "numbers"
+    written = np.arange(100_000, dtype=np.int64)
+    written.tofile(path)
+    for mode in ("r", "c", "r+"):
+        mapped = np.memmap(path, np.int64, mode)  # type: ignore[call-overload]
+        if mode == "c":
+            mapped[5] = 7
+        forget_pages(mapped)
+        release_pages(mapped[100:])
+        assert np.array_equal(mapped[6:], written[6:])
+        assert mapped[5] == (7 if mode == "c" else 5)
+    made = new_pages(100_000)
+    made[:] = 7
+    made.flags.writeable = False
+    forget_pages(made)
+    release_pages(made)
+    assert (made == 7).all()
 
 
 def _huge_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import socket
@@ -177,6 +178,49 @@ def test_arguments_that_are_no_json_reach_clients_of_ollama() -> None:
     answer = OllamaAnswer(asked, [generation], "tiny", HERMES)  # type: ignore[list-item]
     (call,) = answer._part("", parser.calls)["message"]["tool_calls"]
     assert call == {"function": {"name": "f", "arguments": "a text"}}
+
+
+def test_bodies_that_are_coded_are_not_read(server: Server) -> None:
+    body = gzip.compress(json.dumps({"prompt": "hello", "max_tokens": 1}).encode())
+    for coding in ("gzip", "br", "deflate, gzip"):
+        answer = sent(server, request("/v1/completions", body, f"Content-Encoding: {coding}\r\n"))
+        assert status(answer) == 415
+        assert b"unsupported_content_encoding" in answer
+    plain = json.dumps({"prompt": "hello", "max_tokens": 1}).encode()
+    head = "Content-Encoding: identity\r\nConnection: close\r\n"
+    assert status(sent(server, request("/v1/completions", plain, head))) == 200
+
+
+def test_json_is_utf_8(server: Server) -> None:
+    """Half of a surrogate pair does not come in by another coding."""
+    text = json.dumps({"prompt": "h\u00e9", "max_tokens": 1}, ensure_ascii=False)
+    for body, expected in (
+        (text.encode(), 200), (text.encode("utf-8-sig"), 200), (text.encode("utf-16"), 400),
+        (text.encode("utf-16-le"), 400), (text.encode("latin-1"), 400),
+        ('{"prompt": "\ud800"}'.encode("utf-8", "surrogatepass"), 400),
+    ):  # fmt: skip
+        answer = sent(server, request("/v1/completions", body, "Connection: close\r\n"))
+        assert status(answer) == expected
+        assert (b'"code":"invalid_json"' in answer) == (expected == 400)
+
+
+def test_a_method_that_is_not_taken_is_told_which_one_is(server: Server) -> None:
+    for path, allowed in (("/v1/completions", {"POST"}), ("/health", {"GET", "HEAD"})):
+        answer = sent(server, b"PUT %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
+        assert status(answer) == 405
+        (line,) = (line for line in answer.split(b"\r\n") if line.lower().startswith(b"allow:"))
+        assert {m.strip() for m in line.split(b":")[1].decode().split(",")} == allowed
+    assert status(sent(server, request("/nowhere", head="Connection: close\r\n"))) == 404
+
+
+def test_http_1_0_needs_no_host(server: Server) -> None:
+    """As load balancers ask whether the server is there. Later versions need one."""
+    for version, head, expected in (
+        ("1.0", "", 200), ("1.0", "Host: x\r\n", 200), ("1.0", "Host: evil.example\r\n", 403),
+        ("1.0", "Host: a b\r\n", 400), ("1.1", "", 400),
+    ):  # fmt: skip
+        answer = sent(server, f"GET /health HTTP/{version}\r\n{head}Connection: close\r\n\r\n".encode())
+        assert (version, head, status(answer)) == (version, head, expected)
 
 
 class Torn:

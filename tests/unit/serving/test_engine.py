@@ -21,7 +21,7 @@ from strata.io import quantized_tensor, save_gguf
 from strata.models import Decoder, load
 from strata.runtime.execute.state import updates_in_place
 from strata.serving import Engine, PagedCache
-from tests.unit.serving.conftest import Letters
+from tests.unit.serving.conftest import Letters, random_llama
 
 Make = Callable[..., Decoder]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -300,6 +300,22 @@ def test_a_short_prompt_does_not_wait_for_long_ones(chat_model: Make) -> None:
     assert not any(r.tokens for r in requests[:2])
     engine.run()
     assert [r.text() for r in requests] == alone
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell")
+def test_a_file_does_not_stay_in_memory_beside_the_packed_weights(tmp_path: Path) -> None:
+    random_llama(tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
+    model = load(tmp_path, context=64)
+    model._tokenizer = Letters()  # type: ignore[assignment]
+    engine = Engine(model)
+    assert engine.submit("hello, what is this?", max_tokens=8).text() == model.generate(
+        "hello, what is this?", max_tokens=8
+    )
+    file = tmp_path / "model.safetensors"
+    lines = Path("/proc/self/smaps").read_text("utf-8").split(str(file))[1:]
+    resident = sum(int(part.split("Rss:")[1].split()[0]) << 10 for part in lines)
+    assert lines
+    assert resident < file.stat().st_size / 4  # rows of the embedding
 
 
 def test_graphs_of_a_model_have_one_copy_of_its_weights(tmp_path: Path, rng: np.random.Generator) -> None:

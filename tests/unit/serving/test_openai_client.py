@@ -291,6 +291,12 @@ def test_clients_of_ollama(http: httpx.Client) -> None:
     assert http.post("/api/show", json={"model": "gpt"}).json() == {"error": "there is no model 'gpt'"}
     usual = {"mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1.0, "typical_p": 1.0, "repeat_last_n": 64}
     assert http.post("/api/chat", json={**body, "options": {**options, **usual}}).status_code == 200
+    for calls in (True, 1, {}, "x", [None], [{}], [{"function": {}}], [{"function": {"name": 1}}]):
+        asked = {**body, "messages": [*HELLO, {"role": "assistant", "content": "", "tool_calls": calls}]}
+        told = http.post("/api/chat", json=asked)
+        assert (told.status_code, "tool_calls is a list" in told.text) == ((400, True) if calls else (200, False))
+    told = http.post("/api/generate", json={"prompt": "x", "context": [1, 2]})
+    assert (told.status_code, told.json()["error"].startswith("context is not supported")) == (400, True)
     for other in ({"mirostat": 2}, {"repeat_last_n": 64, "repeat_penalty": 1.2}):
         told = http.post("/api/chat", json={**body, "options": other})
         assert (told.status_code, told.json()) == (400, {"error": f"options.{next(iter(other))} = "
@@ -324,15 +330,30 @@ def test_errors_have_codes_and_fields(http: httpx.Client) -> None:
         ({"messages": "hi"}, "messages", "invalid_value"),
         ({"response_format": "json"}, "response_format", "invalid_type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
-        ({"adapter": "x"}, None, "invalid_value"), ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
+        ({"adapter": "x"}, "adapter", "invalid_value"), ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
         ({"tools": [tool], "tool_choice": "required"}, "tools", "invalid_value"),
         ({"tools": [tool], "tool_choice": allowed}, "tool_choice", "invalid_value"),
     ):  # fmt: skip
         told = http.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2, **more})
         assert (told.status_code, told.json()["error"]["param"], told.json()["error"]["code"]) == (400, field, code)
-    for prompt in ("", [1, 99999]):
-        told = http.post("/v1/completions", json={"prompt": prompt})
-        assert (told.status_code, told.json()["error"]["code"]) == (400, "invalid_value")
+    for path, body, field, code in (
+        ("/v1/completions", {"prompt": ""}, "prompt", "invalid_value"),
+        ("/v1/completions", {"prompt": [1, 99999]}, "prompt", "invalid_value"),
+        ("/v1/completions", {"prompt": [1] * 5000}, "prompt", "context_length_exceeded"),
+        ("/v1/chat/completions", {"messages": [{**HELLO[0], "content": "x" * 5000}]}, "messages",
+         "context_length_exceeded"),
+        ("/v1/responses", {"input": "x" * 5000}, "input", "context_length_exceeded"),
+        ("/v1/embeddings", {"input": "x" * 5000}, "input", "context_length_exceeded"),
+    ):  # fmt: skip
+        told = http.post(path, json=body)
+        error = told.json()["error"]
+        assert (path, told.status_code, error["param"], error["code"]) == (path, 400, field, code)
+
+
+def test_a_prompt_larger_than_the_cache_is_too_long(chat_model: Callable[[], Decoder]) -> None:
+    with Server(Service(Engine(chat_model(), cache_tokens=64)), port=0) as server:
+        told = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x" * 100}).json()["error"]
+    assert (told["param"], told["code"]) == ("prompt", "context_length_exceeded")
 
 
 def test_allowed_tools(client: openai.OpenAI) -> None:

@@ -68,6 +68,25 @@ def test_a_preempted_request_goes_on_with_the_same_tokens(model: Decoder) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_long_answers_make_room_for_a_new_request(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata.serving.turns.FIRST_TOKENS", 8)
+    engine = engine_of(model, cache_tokens=96, prefix_cache=False)
+    long = [engine.submit(p, max_tokens=30) for p in ("hello", "abc", "xyz")]
+    for _ in range(12):
+        engine.step()
+    while engine.cache.pool.free > 1:
+        engine.step()
+    question = engine.submit("room?", max_tokens=2)
+    for _ in range(5):
+        engine.step()
+    assert question.is_done
+    engine.run()
+    for request in (*long, question):
+        assert request.text() == model.generate(request.prompt_ids, max_tokens=request.max_tokens)
+    assert engine.cache.pool.free == engine.cache.pool.pages
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_the_next_step_is_asked_for_before_tokens_are_known(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ended meanwhile is dropped; nothing but tokens comes down."""
     home = backend_for(model.device).home

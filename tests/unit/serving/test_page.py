@@ -93,7 +93,7 @@ def test_a_load_test_reports_rates_and_latencies(chat_model: Callable[[], Decode
             assert found["requests"] == 6
             if "model" in more:
                 assert found["failed"] == 6
-                assert "there is no model 'none'" in found["errors"][0]
+                assert found["errors"] == ["there is no model 'none'; known: tiny"]
             else:
                 assert (found["failed"], found["tokens"]) == (0, 30)
                 assert 0 < found["first_token"]["p50"] <= found["total"]["p99"]

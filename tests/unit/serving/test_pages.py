@@ -50,6 +50,16 @@ def test_choices_share_their_prompt_in_one_step(decoder: Make) -> None:
     assert len({r.text() for r in requests}) == 1
 
 
+@pytest.mark.parametrize("times", [2, 3, 4, 5])
+def test_all_that_is_shared_is_told(decoder: Make, times: int) -> None:
+    """Also where a prompt that came together with another one is read in chunks."""
+    engine = Engine(decoder(context=256, max_position_embeddings=256))
+    prompt = "a long beginning that every request has. " * times
+    first, second = (engine.submit(prompt + end, max_tokens=4) for end in ("one", "two"))
+    engine.run()
+    assert (first.cached_tokens, second.cached_tokens) == (0, (len(prompt) - 2) // PAGE * PAGE)
+
+
 def test_kept_pages_go_when_room_is_needed(decoder: Make) -> None:
     model = decoder()
     engine = Engine(model, cache_tokens=12 * PAGE)

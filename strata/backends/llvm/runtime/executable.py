@@ -32,7 +32,7 @@ from strata.backends.llvm.runtime.packed_weights import PackedWeights
 from strata.backends.llvm.runtime.program import Argument, BoundProgram, NativeProgram, ProgramStep
 from strata.backends.llvm.runtime.symbolic_program import FIXED_ARENA, OpenProgram
 from strata.config import config
-from strata.core import Dim, Table, Target, available_threads, dim_max, here, new_lock, substitute
+from strata.core import Dim, Table, Target, available_threads, dim_max, forget_pages, here, new_lock, substitute
 from strata.errors import MemoryLimitError, SymbolError
 from strata.lir import KEPT, Lir, Placement, Step
 
@@ -353,6 +353,8 @@ class CpuExecutable(Executable):
                     holding.hold(i, array)
         if name in self._unpacked:
             self.values[name] = array
+        else:
+            forget_pages(array)
 
     def _prepare(self) -> None:
         """Compute what depends on parameters only, and pack it where kernels want it packed."""
@@ -375,6 +377,8 @@ class CpuExecutable(Executable):
             self._run_alone(at, arrays, results)
         for name, result in zip(step.outputs, results, strict=True):
             self.hold(name, np.ascontiguousarray(result))
+        for array in arrays:
+            forget_pages(array)
 
     def _run_alone(self, at: int, inputs: Arrays, outputs: Arrays) -> None:
         """One step on arrays, outside the program."""
