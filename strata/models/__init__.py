@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from strata.models.audio.sound import load_wav
     from strata.models.audio.transcribe import Segment, Transcript, Whisper
     from strata.models.base import Model
-    from strata.models.bert import pooled, unit
     from strata.models.cached import PAGE
     from strata.models.chat import (
         Call,
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
         with_tools,
     )
     from strata.models.detokenize import Speech
-    from strata.models.embed import Encoder, batches, padded
+    from strata.models.encoders.bert import pooled, unit
+    from strata.models.encoders.embed import Encoder, batches, padded
+    from strata.models.encoders.text_steps import read_steps
     from strata.models.generate import Decoder, DecodeState
     from strata.models.generating.experts import (
         ExpertPool,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from strata.models.seq2seq.engine import EncoderDecoder
     from strata.models.seq2seq.model import TextToText
     from strata.models.speculative import NgramDraft
-    from strata.models.text_steps import read_steps
     from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
     from strata.models.vision.detection import Detection, DetectionModel
     from strata.models.vision.language import ImageDecoder
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "LowRank": "adapters",
-    "Model": "base", "Encoder": "embed", "Decoder": "generate", "DecodeState": "generate", "Line": "ocr",
+    "Model": "base", "Encoder": "encoders.embed", "Decoder": "generate", "DecodeState": "generate", "Line": "ocr",
     "TextReader": "ocr",
     "PAGE": "cached", "Sampler": "sampling", "log_probabilities": "sampling", "NgramDraft": "speculative",
     "Grammar": "grammar", "Speech": "detokenize", "Tokenizer": "tokenizer",
@@ -64,7 +64,8 @@ _PLACES = {
     **dict.fromkeys(("ExpertPool", "ExpertStore", "ExpertStores", "Moves"), "generating.experts"),
     **dict.fromkeys(("affordable_experts", "hit_counts", "merged_mask"), "generating.experts"),
     **dict.fromkeys(("Chosen", "FedRow", "FedSteps", "TokenDraw", "prompt_class", "prompt_rows"), "generating.feeding"),
-    "batches": "embed", "padded": "embed", "read_steps": "text_steps", "pooled": "bert", "unit": "bert",
+    "batches": "encoders.embed", "padded": "encoders.embed", "read_steps": "encoders.text_steps",
+    "pooled": "encoders.bert", "unit": "encoders.bert",
     "folder_tokenizer": "tokenizer", "gguf_tokenizer": "tokenizer", "read_json": "weights",
     **dict.fromkeys(("Call", "CallParser", "Tool", "ToolChoice", "ToolStyle"), "chat"),
     **dict.fromkeys(("call_message", "style_of", "tool_grammar", "with_tools"), "chat"),

@@ -14,19 +14,19 @@ from strata.io import GgufTensor, load_gguf
 from strata.models import decoder_config
 from strata.models.adapters import PREFIXES, Adapter, LowRank, apply_adapter, permuted_rows
 from strata.models.base import Folder, usual_type
-from strata.models.bert import NAMES, BertConfig
 from strata.models.cached import DECODERS, CachedGraph, Layout
-from strata.models.deberta import DebertaConfig
 from strata.models.decoders import MODULES, decoder_family
 from strata.models.decoders.expert_weights import ExpertStack, stacked
 from strata.models.decoders.resident_experts import expert_stores, no_experts
-from strata.models.embed import Encoder
-from strata.models.embedding_decoder import EmbeddingConfig, is_embedding
+from strata.models.encoders.bert import NAMES, BertConfig
+from strata.models.encoders.deberta import DebertaConfig
+from strata.models.encoders.embed import Encoder
+from strata.models.encoders.embedding_decoder import EmbeddingConfig, is_embedding
+from strata.models.encoders.modernbert import ModernBertConfig
+from strata.models.encoders.rotary_bert import RotaryConfig
+from strata.models.encoders.text_steps import pooling_modes, text_limit
 from strata.models.generate import Decoder
 from strata.models.llama import LlamaGraph, gguf_names
-from strata.models.modernbert import ModernBertConfig
-from strata.models.rotary_bert import RotaryConfig
-from strata.models.text_steps import pooling_modes, text_limit
 from strata.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer
 from strata.models.weights import Weights, folder_weights, model_text, read_json, without_prefix
 

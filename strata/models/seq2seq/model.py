@@ -12,7 +12,7 @@ import numpy as np
 from strata.arguments import own_checks
 from strata.errors import OptionError
 from strata.models.detokenize import streamed_text
-from strata.models.embed import padded
+from strata.models.encoders.embed import padded
 from strata.models.sampling import Sampler
 from strata.models.seq2seq.engine import TOKENS, EncoderDecoder
 from strata.models.seq2seq.rules import TokenRules

@@ -12,7 +12,7 @@ from strata.arguments import own_checks
 from strata.errors import OptionError, ShapeError
 from strata.mir import Value
 from strata.models.base import compile_built
-from strata.models.embed import padded
+from strata.models.encoders.embed import padded
 from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.vision.images import ImageSettings
 from strata.models.vision.model import Build, ImageModel, is_vectors, unit_rows

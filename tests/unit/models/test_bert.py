@@ -12,7 +12,7 @@ import pytest
 from strata.errors import FileError
 from strata.io import load_safetensors, save_safetensors
 from strata.models import Encoder, load
-from strata.models.embed import batches
+from strata.models.encoders.embed import batches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TEXTS = [

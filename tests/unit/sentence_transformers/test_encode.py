@@ -14,7 +14,7 @@ import pytest
 import strata as st
 from strata.errors import OptionError, StrataError
 from strata.io import load_safetensors, save_safetensors
-from strata.models.text_steps import reads_types
+from strata.models.encoders.text_steps import reads_types
 from strata.sentence_transformers import CrossEncoder, SentenceTransformer, quantize_embeddings
 from tests.unit.models import decoder_vectors
 from tests.unit.models.encoder_vectors import weight

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from strata.models.base import Model, compile_built
-from strata.models.bert import EncoderSizes, build_embedder, build_encoder, graph_of
-from strata.models.text_steps import Scores, Steps, read_steps, reads_types, score_activation
+from strata.models.encoders.bert import EncoderSizes, build_embedder, build_encoder, graph_of
+from strata.models.encoders.text_steps import Scores, Steps, read_steps, reads_types, score_activation
 from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.weights import Weights
 from strata.runtime import CompiledGraph

@@ -10,11 +10,11 @@ import numpy as np
 
 from strata.core import f32, i32
 from strata.mir import Value, constant
-from strata.models.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
 from strata.models.blocks.activations import activated, activation_of
 from strata.models.config_values import mapping, real, text, whole
 from strata.models.decoder_config import RopeConfig
-from strata.models.modernbert import labels_tokens
+from strata.models.encoders.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
+from strata.models.encoders.modernbert import labels_tokens
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
 LONGEST = 1 << 15  # tokens that tables of positions are made for

@@ -10,11 +10,11 @@ import numpy as np
 from strata.core import f32, i64
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
 from strata.models.blocks.activations import activated, activation_of
 from strata.models.config_values import MOST_PLACES, names, real, whole
-from strata.models.modernbert import labels_tokens
-from strata.models.rotary_bert import HIDDEN, distances
+from strata.models.encoders.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
+from strata.models.encoders.modernbert import labels_tokens
+from strata.models.encoders.rotary_bert import HIDDEN, distances
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
 DEBERTA = {

@@ -11,7 +11,7 @@ from strata.errors import FileError
 from strata.mir import Value, constant
 from strata.models.blocks.activations import activated, activation_of
 from strata.models.config_values import real, text, whole
-from strata.models.modernbert import ModernBertConfig, ModernBertGraph, labels_tokens
+from strata.models.encoders.modernbert import ModernBertConfig, ModernBertGraph, labels_tokens
 from strata.models.weights import WeightBuilder, Weights, check_layers, check_shapes, ops, without_prefix
 
 
@@ -24,6 +24,9 @@ class EncoderSizes(Protocol):
 
     @property
     def hidden(self) -> int: ...
+
+    @property
+    def vocab(self) -> int: ...
 
     @property
     def types(self) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 from strata.core import bool_, i32, i64, sym
 from strata.errors import FileError
 from strata.mir import Value, constant
-from strata.models.bert import GRAPHS
 from strata.models.decoder_config import DecoderConfig
 from strata.models.decoders import MODULES, decoder_family
+from strata.models.encoders.bert import GRAPHS
 from strata.models.llama import LlamaGraph, plain_names
 from strata.models.weights import WeightBuilder, Weights, ops
 
@@ -32,6 +32,10 @@ class EmbeddingConfig:
     @property
     def hidden(self) -> int:
         return self.decoder.hidden
+
+    @property
+    def vocab(self) -> int:
+        return self.decoder.vocab
 
     @property
     def longest(self) -> int:

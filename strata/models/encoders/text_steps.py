@@ -14,7 +14,7 @@ from strata import ops as functions
 from strata.core import read_text
 from strata.errors import FileError, MissingFileError, OptionError
 from strata.io import load_safetensors
-from strata.models.bert import pooled, unit
+from strata.models.encoders.bert import pooled, unit
 from strata.models.weights import read_json
 from strata.places import here
 

@@ -1,0 +1,1 @@
+"""Text encoders: BERT, ModernBERT, DeBERTa and relatives, decoders that give vectors; pooling and what follows."""
