@@ -57,12 +57,11 @@ class deferred:  # noqa: N801 - read as a statement
             value = getattr(__import__(self.homes[name], fromlist=(name,)), name)  # of a module, or a module of it
             if self.guard is not None:
                 value = self.guard(value)
-        elif self.beyond is not None and not name.startswith("__"):
-            value = self.beyond(name)
-        else:
-            raise AttributeError(f"module {self.scope['__name__']!r} has no attribute {name!r}")
-        self.scope[name] = value
-        return value
+            return self.scope.setdefault(name, value)  # the same for all threads that ask at once
+        if self.beyond is not None and not name.startswith("__"):
+            value = self.scope[name] = self.beyond(name)
+            return value
+        raise AttributeError(f"module {self.scope['__name__']!r} has no attribute {name!r}")
 
 
 class _DeferredPackage(ModuleType):
@@ -86,7 +85,7 @@ def _import(
     level: int = 0,
 ) -> Any:
     """`import` while packages list what they export: their own statements are noted, those of others are run."""
-    block = next((block for block in _open if block.scope is globals), None)
+    block = next((block for block in (*_open,) if block.scope is globals), None)
     if block is None or not fromlist:
         return _hook.eager(name, globals, locals, fromlist, level)
     block.homes.update(dict.fromkeys(fromlist, name))
@@ -102,8 +101,9 @@ class LateTable(dict[str, T]):
 
     def filled(self) -> LateTable[T]:
         """The table with all that belongs to it."""
-        if self.source is not None:
-            self.source()
+        source = self.source  # another thread may be done meanwhile, and take it away
+        if source is not None:
+            source()
         return self
 
     def __missing__(self, name: str) -> T:

@@ -46,15 +46,15 @@ def give_back() -> None:
 
 def forget_pages(array: np.ndarray) -> None:
     """Let go of the memory behind part of a file that is mapped for reading; it is read again if it is touched."""
-    whole, base = array, array.base
+    base = array.base
     while isinstance(base, np.ndarray):
-        whole, base = base, base.base
+        base = base.base
     mapping = base.obj if isinstance(base, memoryview) else base
     if not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
         return
-    with memoryview(mapping) as view:
-        if not view.readonly:  # what was written is nowhere else
-            return
+    whole = np.frombuffer(mapping, np.uint8)  # an array over it may begin later
+    if whole.flags.writeable:  # what was written is nowhere else
+        return
     first = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
     start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start

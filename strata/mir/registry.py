@@ -31,8 +31,9 @@ class Registry:
         self._ops[name] = cls
 
     def __getitem__(self, name: str) -> type[Op]:
-        if self._load is not None and not dict.__contains__(self._ops, name):
-            self._load(name)
+        load = self._load  # another thread may be done meanwhile, and take it away
+        if load is not None and not dict.__contains__(self._ops, name):
+            load(name)
         if name not in self._ops:
             raise UnknownNameError(f"no op is named {name!r}{near(name, self._ops)}", code="N110")
         return self._ops[name]

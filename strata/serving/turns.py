@@ -8,7 +8,7 @@ young gives its pages back, and goes on later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def is_young(request: Generation) -> bool:
     return len(request.tokens) < FIRST_TOKENS
 
 
-def in_turn(items: Iterable[T], client: Callable[[T], str]) -> list[T]:
+def in_turn(items: Iterable[T], client: Callable[[T], Hashable]) -> list[T]:
     """The first of each client, then the second of each, and so on."""
-    seen: Counter[str] = Counter()
+    seen: Counter[Hashable] = Counter()
     ranked: list[tuple[int, T]] = []
     for item in items:
         ranked.append((seen[client(item)], item))
@@ -68,16 +68,21 @@ def who_makes_room_for(request: Generation, served: Sequence[Generation], entrie
     """Who is preempted for a request that was not let in; None where it has to wait.
 
     One that was preempted itself goes before those that came after it. A new one goes before those of a client that has
-    more requests; and before those that are not young, unless more young ones than a step takes are there.
+    more requests; and before those that are not young, unless more young ones than a step takes are there. Where no
+    more young ones are let in, others than those would make room in vain.
     """
+    young = sum(map(is_young, served))
+    is_crowded = young >= IN_TURNS * entries
     if request.tokens:
+        if is_crowded:
+            return None
         after = [g for g in served if not is_young(g) and g.number > request.number]
         return who_makes_room(after) if after else None
     counts = Counter(map(_client, served))
     largest = max(counts, key=lambda c: counts[c], default="")
     if counts[largest] > counts[request.client] + 1:
-        return who_makes_room([g for g in served if g.client == largest])
-    young = sum(map(is_young, served))
+        theirs = [g for g in served if g.client == largest and (is_young(g) or not is_crowded)]
+        return who_makes_room(theirs) if theirs else None
     return who_makes_room(served) if young < entries and len(served) - young > 1 else None
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from strata.torch.aten.losses import MEAN, NONE
 
-def multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int | str = 1) -> torch.Tensor:
+
+def multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> torch.Tensor:
     """The labels of a row end at its first -1; torch's decomposition counts class 0 for each of the rest."""
     counts = (target < 0).cumsum(-1) == 0
     ids = torch.where(counts, target, 0)
@@ -17,7 +19,7 @@ def multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int
     short = (1 - x.gather(-1, ids).unsqueeze(-1) + x.unsqueeze(-2)).clamp_min(0)
     pairs = counts.unsqueeze(-1) & ~is_target.unsqueeze(-2)
     loss = torch.where(pairs, short, 0).sum((-1, -2)) / x.shape[-1]
-    return loss if reduction in (0, "none") else loss.mean() if reduction in (1, "mean") else loss.sum()
+    return loss if reduction == NONE else loss.mean() if reduction == MEAN else loss.sum()
 
 
 def _functional(
@@ -27,7 +29,7 @@ def _functional(
     """As `torch.nn.functional` has it."""
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
-    return multilabel_margin_loss(x, target, reduction)
+    return multilabel_margin_loss(x, target, torch.nn._reduction.get_enum(reduction))
 
 
 MENDED: dict[Any, Callable[..., Any]] = {

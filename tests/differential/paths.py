@@ -205,10 +205,10 @@ def check(program: Program, paths: Sequence[str] = MAIN) -> None:
     if "symbolic" in paths and opens:
         _check_sizes(program, ways, in_bits="bits" in paths)
     if "gradient" in paths and (len(paths) <= FEW or program.seed // 4 % RARE["gradient"] == 0):
-        check_gradient(program, (*OF_GRADIENTS, *(p for p in paths if p in DEVICES)))
+        _check_gradient(program, (*OF_GRADIENTS, *(p for p in paths if p in DEVICES)))
 
 
-def check_gradient(program: Program, paths: Sequence[str]) -> None:
+def _check_gradient(program: Program, paths: Sequence[str]) -> None:
     """The gradient of a program, which is another program, its ways; and beside differences."""
     made = differentiated(program)
     if made is None:

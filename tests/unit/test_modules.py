@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import strata.ops
+from strata.errors import UnknownNameError
 from strata.mir import METHODS, REGISTRY
+from strata.mir.registry import Registry
 from strata.modules import LateTable
 from strata.ops.families import FAMILIES
 
@@ -86,6 +88,51 @@ def test_a_late_table_is_filled_when_something_is_missing() -> None:
     assert "z" not in table
     with pytest.raises(KeyError):
         table["z"]
+
+
+def test_a_source_that_another_thread_takes_away_is_asked_all_the_same() -> None:
+    """It is there when it is looked for, and gone when it is asked."""
+    asked: list[str] = []
+
+    class Table(LateTable[int]):
+        @property
+        def source(self) -> Any:
+            return self.left.pop()
+
+        @source.setter
+        def source(self, source: Any) -> None:
+            self.left = [None, source]
+
+    table = Table(lambda: asked.append("table"))
+    assert table.filled() is table
+
+    class Ops(Registry):
+        @property
+        def _load(self) -> Any:
+            return self.left.pop()
+
+        @_load.setter
+        def _load(self, load: Any) -> None:
+            self.left = [None, load]
+
+    with pytest.raises(UnknownNameError):
+        Ops(lambda name: asked.append(f"op {name}"))["none"]
+    assert asked[:2] == ["table", "op none"]
+
+
+def test_threads_that_ask_at_once_get_one_value(package: Any) -> None:
+    """The second one asks while the first one's value is made."""
+    block = vars(package)["__getattr__"].__self__
+    found: list[Any] = []
+
+    def guard(value: Any) -> list[Any]:
+        if not found:
+            found.append(None)
+            found[0] = block.load("VALUE")
+        return [value]
+
+    block.guard = guard
+    assert block.load("VALUE") is found[0] is package.VALUE
 
 
 def test_families_have_the_ops_that_the_table_says() -> None:

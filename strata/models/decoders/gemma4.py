@@ -122,8 +122,12 @@ def gemma4_config(found: dict[str, Any]) -> Gemma4Config:
         "own_width": whole(found, "hidden_size_per_layer_input", 256, least=0), "sparse": (has_experts,) * layers,
         "own_vocab": whole(found, "vocab_size_per_layer_input", 262144), **own,
     })  # fmt: skip
-    if shared >= layers or not all(f in full[: layers - shared] for f in full) or config.heads % full_count:
-        raise FileError(f"the configuration has {shared} layers that share the caches of no layer", code="F140")
+    if config.heads % full_count:
+        raise FileError(f"the configuration has {config.heads} heads and {full_count} of keys where all is seen, which "
+                        "do not divide them", code="F140")  # fmt: skip
+    if shared >= layers or not all(f in full[: layers - shared] for f in full):
+        raise FileError(f"the configuration has num_kv_shared_layers = {shared} of {layers} layers, before which each "
+                        "kind of layer has to be", code="F140")  # fmt: skip
     return config
 
 

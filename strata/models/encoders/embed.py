@@ -84,7 +84,7 @@ class Encoder(TextModel, Model):
     @cached_property
     def activation(self) -> Scores:
         """What becomes of its scores: as its files say, or the sigmoid of a single one."""
-        return score_activation(self._folder or Path(), self.config.labels)
+        return score_activation(self._folder, self.config.labels)
 
     @cached_property
     def reads_types(self) -> bool:
@@ -106,9 +106,13 @@ class Encoder(TextModel, Model):
         `progress(done, all)` is told of each batch.
         """
         many = [texts] if isinstance(texts, str) else list(texts)
-        ids = self.tokenizer.encode_batch(many, self.limit)
+        ids = self.text_ids(many, self.limit)
         out = self.embed_ids(ids, pooling=pooling, normalize=normalize, progress=progress)
         return out[0] if isinstance(texts, str) else out
+
+    def text_ids(self, texts: Sequence[str], limit: int) -> list[list[int]]:
+        """The tokens of texts, up to a limit; in lower case where the files say so."""
+        return self.tokenizer.encode_batch([t.lower() for t in texts] if self.steps.lower else texts, limit)
 
     def embed_ids(
         self, ids: Sequence[Sequence[int]], *, pooling: str | None = None, normalize: bool | None = None,

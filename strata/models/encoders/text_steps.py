@@ -202,6 +202,7 @@ def _said_activation(folder: Path) -> Scores | None:
     return found
 
 
-def score_activation(folder: Path, labels: int) -> Scores:
-    """What becomes of the scores of a model with so many labels."""
-    return _said_activation(folder) or (_sigmoid if labels == 1 else _same)
+def score_activation(folder: Path | None, labels: int) -> Scores:
+    """What becomes of the scores of a model with so many labels; without a folder, no file says so."""
+    said = None if folder is None else _said_activation(folder)
+    return said or (_sigmoid if labels == 1 else _same)

@@ -65,7 +65,7 @@ def _check(is_gone: Callable[[], bool]) -> None:
 def _ids(encoder: Encoder, texts: Sequence[str | Sequence[int]], *, cuts: bool) -> list[list[int]]:
     """Tokens of texts; one that is too long is cut, or refused."""
     given = [t for t in texts if isinstance(t, str)]
-    read = iter(encoder.tokenizer.encode_batch(given, encoder.limit if cuts else encoder.limit + 1))
+    read = iter(encoder.text_ids(given, encoder.limit if cuts else encoder.limit + 1))
     found = [next(read) if isinstance(t, str) else list(t) for t in texts]
     for ids in found:
         if len(ids) > encoder.limit:

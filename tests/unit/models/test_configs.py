@@ -179,6 +179,7 @@ ONCE: tuple[tuple[str, str, Any], ...] = (  # what ended in another error, or we
     ("rt_detr", "num_feature_levels", 10**9),
     ("gemma3n_text", "activation_sparsity_pattern", ["a"] * 5),
     ("gemma3n_text", "intermediate_size", [96, True, 96, 96, 96]),
+    ("gemma4_text", "num_kv_shared_layers", 4),
 )  # fmt: skip
 
 

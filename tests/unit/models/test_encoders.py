@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import strata as st
 from strata.errors import FileError
 from strata.io import save_safetensors
+from strata.models import Encoder
 from tests.unit.models.encoder_vectors import FAMILIES, FILE, SIZES, batch, weight
 from tests.unit.models.test_decoder_vectors import folder as random_folder
 
@@ -62,6 +64,15 @@ def test_heads_of_rerankers_and_of_tokens(name: str, tmp_path: Path) -> None:
         kept = mask if kind == "Token" else slice(None)
         assert np.abs(found[kept] - wanted[kept]).max() <= 2e-4 * np.abs(wanted[kept]).max()
         assert model.scores_pairs == (kind == "Sequence")
+
+
+def test_scores_of_an_encoder_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that happen to lie where the program runs say nothing about it."""
+    (tmp_path / "config.json").write_text('{"sbert_ce_default_activation_function": "torch.nn.ReLU"}', "utf-8")
+    monkeypatch.chdir(tmp_path)
+    config: Any = SimpleNamespace(family="bert", hidden=8, vocab=8, types=0, labels=1, is_per_token=False, longest=8)
+    model = Encoder(config, {}, lambda: pytest.fail("no text is read"))
+    assert model.activation(np.zeros(1, np.float32)) == 0.5
 
 
 def test_names_of_the_models_own_checkpoints(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from strata.errors import OptionError, StrataError
 from strata.io import load_safetensors, save_safetensors
 from strata.models.encoders.text_steps import reads_types
 from strata.sentence_transformers import CrossEncoder, SentenceTransformer, quantize_embeddings
+from strata.serving.api.embeddings import embed
+from strata.serving.api.requests import EmbeddingRequest
 from tests.unit.models import decoder_vectors
 from tests.unit.models.encoder_vectors import weight
 from tests.unit.models.test_encoders import KNOWN
@@ -324,6 +326,17 @@ def test_scores_of_an_encoder_alone_are_those_that_the_files_say(named: str | No
         (folder / "config_sentence_transformers.json").write_text(json.dumps(settings), "utf-8")
     pairs = list(zip(given, given[::-1], strict=True))
     np.testing.assert_allclose(st.load(folder).score_pairs(pairs)[0], CrossEncoder(folder).predict(pairs), atol=1e-6)
+
+
+def test_texts_are_in_lower_case_where_the_files_say_so(tmp_path: Path) -> None:
+    folder = str(write(tmp_path, pooling={"pooling_mode_cls_token": True}))
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}', "utf-8")
+    given = ["The CAT", "a Red house"]
+    alone = st.load(folder)
+    np.testing.assert_allclose(alone.embed(given), SentenceTransformer(folder).encode(given), atol=2e-6)
+    asked = EmbeddingRequest(tuple(given), cuts=True)
+    rows = [row["embedding"] for row in embed(alone, asked, "m", lambda: False)["data"]]
+    np.testing.assert_allclose(rows, alone.embed(given), atol=2e-6)
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -135,6 +135,10 @@ def test_who_makes_room() -> None:
     assert who_makes_room_for(asked(9), [*served, *young], 4) is None
     assert (found := who_makes_room_for(new, young, 4)) is not None
     assert found.number == 4
+    crowd = [*(asked(i, 99) for i in range(4)), *(asked(10 + i) for i in range(IN_TURNS * 2))]
+    assert (found := who_makes_room_for(new, crowd, 2)) is not None
+    assert found.number == 17  # others than the young ones would make room in vain
+    assert who_makes_room_for(asked(0, 70), crowd, 2) is None
     assert who_makes_room_for(asked(3, 70), served, 4) is None  # none came after it that is not young
     assert (found := who_makes_room_for(asked(1, 70), served, 4)) is not None
     assert found.number in (2, 3)
