@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
-from strata.errors import OptionError, UnknownNameError
+from strata.errors import ArgumentError, OptionError, UnknownNameError
 from strata.places import here
 
 FnT = TypeVar("FnT", bound=Callable[..., Any])
@@ -16,12 +17,17 @@ def renamed(**names: str) -> Callable[[FnT], FnT]:
     """Take arguments by the names that they had, too: `renamed(sentences="inputs")`."""
 
     def wrap(fn: FnT) -> FnT:
+        order = list(signature(fn).parameters)
+
         @wraps(fn)
         def call(*args: Any, **options: Any) -> Any:
             for old, new in names.items():
-                if old in options:
-                    value = options.pop(old)
-                    options.setdefault(new, value)
+                if old not in options:
+                    continue
+                if new in options or len(args) > order.index(new):
+                    message = f"{fn.__name__}: {old} and {new} are two names of one argument, and both are given"
+                    raise ArgumentError(message, code="O102", place=here())
+                options[new] = options.pop(old)
             return fn(*args, **options)
 
         return call  # type: ignore[return-value]

@@ -119,7 +119,7 @@ class Encoder(TextModel, Model):
         progress: Callable[[int, int], None] | None = None,
     ) -> np.ndarray:  # fmt: skip
         """A vector for the tokens of each text, f32[texts, hidden]."""
-        chosen = pooling or (self.pooling if self.steps.is_plain else None)
+        chosen = pooling or (self.steps.pooling[0] if self.steps.is_plain else None)
         graph = self.embedder(chosen, self.normalize if normalize is None else normalize)
         out = np.empty((len(ids), self.config.hidden if chosen else self.steps.width(self.config.hidden)), np.float32)
         done = 0

@@ -274,6 +274,9 @@ def test_arguments_by_the_names_of_both_versions(tmp_path: Path) -> None:
     wanted = model.encode(given)
     np.testing.assert_array_equal(model.encode(inputs=given), wanted)
     np.testing.assert_array_equal(model.encode(sentences=given), wanted)  # as it was called before version 6
+    for args, named in (((given,), {}), ((), {"inputs": given})):
+        with pytest.raises(OptionError, match="sentences and inputs are two names of one argument"):
+            model.encode(*args, sentences=given, **named)
     pool = model.start_multi_process_pool(["cpu", "cpu"])
     np.testing.assert_array_equal(model.encode(given, pool=pool, chunk_size=2, device=["cpu"]), wanted)
     model.stop_multi_process_pool(pool)
@@ -301,6 +304,9 @@ def test_prompts_of_pairs(tmp_path: Path) -> None:
     wanted = model.predict([(f"query : {a}", b)])
     np.testing.assert_array_equal(model.predict([(a, b)], prompt_name="query"), wanted)
     np.testing.assert_array_equal(model.predict(sentences=[(a, b)], prompt="query : "), wanted)
+    np.testing.assert_array_equal(
+        model.predict([(a, b)], activation_fct=np.tanh), model.predict([(a, b)], activation_fn=np.tanh)
+    )
     usual = CrossEncoder(folder, prompts={"query": "query : "}, default_prompt_name="query")
     np.testing.assert_array_equal(usual.predict([(a, b)]), wanted)
     assert usual.rank(a, [b])[0]["score"] == wanted[0]
@@ -315,6 +321,14 @@ def test_an_encoder_alone_does_what_the_files_say(mode: str, tmp_path: Path) -> 
     for name, settings in (("plain", {}), ("whole", {"dense": True, "normalize": True})):
         folder = write(tmp_path / name, pooling={"pooling_mode": mode}, **settings)
         np.testing.assert_allclose(st.load(folder).embed(given), SentenceTransformer(folder).encode(given), atol=2e-6)
+
+
+def test_a_pooling_is_read_from_where_modules_json_says(tmp_path: Path) -> None:
+    folder, given = write(tmp_path / "m", pooling={"pooling_mode": "cls"}), texts(6)
+    (folder / "1_Pooling").rename(folder / "pool")
+    listed = (folder / "modules.json").read_text("utf-8").replace("1_Pooling", "pool")
+    (folder / "modules.json").write_text(listed, "utf-8")
+    np.testing.assert_allclose(st.load(folder).embed(given), SentenceTransformer(folder).encode(given), atol=2e-6)
 
 
 @pytest.mark.parametrize("named", ["Identity", "Tanh", None])
