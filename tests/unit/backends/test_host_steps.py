@@ -23,11 +23,7 @@ from tests.groups import check_all
 
 DEVICE = "cuda_plans"
 ON_THE_HOST = {  # op of a sample: what runs on the host in it
-    "adjugate": {"svd"},
     "custom": {"custom"},  # Python code of the user
-    "eigh": {"eigh"},
-    "pinv": {"svd"},
-    "svd": {"svd"},
 }
 
 
