@@ -61,10 +61,11 @@ def _eigh(op: Any, x: Value) -> Sequence[Value] | None:
         first, second = rounds.halves(values, -1)
         near = METHODS["sqrt"](METHODS["abs"](first)) * METHODS["sqrt"](METHODS["abs"](second))
         made = _Rotation(first, second, met, METHODS["maximum"](near * _number(eps / 4, near), floor))
-        own, others = (rounds.moved(f) for f in made.factors)
+        own, others = rounds.factors(made)
         off = rounds.turned(off, as_row(own), as_row(others), -1)
         off = rounds.turned(off, as_column(own), as_column(conj(others)), -2)
-        values = rounds.moved(concat([first - made.shift, second + made.shift], -1))
+        shift = rounds.of_pairs(made.shift)
+        values = rounds.moved(values) + rounds.either(-shift, shift)
         rows = rounds.turned(rows, as_column(own), as_column(others), -2)
         return [where(constant(rounds.done), _number(0, off), off), values, rows], made.rotates
 
@@ -122,7 +123,7 @@ def _orthogonal(work: Value, rows: Value, size: Value) -> tuple[Value, Value]:
         met = METHODS["sum"](conj(top) * bottom, axis=-1)
         near = first * second * _number(tolerance, first)
         made = _Rotation(first * first, second * second, met, METHODS["maximum"](near, floor))
-        own, others = (rounds.moved(f) for f in made.factors)
+        own, others = rounds.factors(made)
         return [rounds.turned(joint, as_column(own), as_column(others), -2)], made.rotates
 
     (joint,) = rounds.swept([joint], [as_column(floor * floor)], turn)
@@ -147,8 +148,7 @@ class _Rotation:
         c = one / METHODS["sqrt"](length)
         c = c * (_number(1.5, c) - _number(0.5, c) * length * c * c)  # devices have square roots that are less exact
         s = cast(tangent * c, met.dtype) * (met / cast(safe, met.dtype))
-        s = where(self.rotates, s, _number(0, s))
-        self.factors = concat([c, c], -1), concat([-conj(s), s], -1)
+        self.c, self.s = c, where(self.rotates, s, _number(0, s))
 
 
 class _Rounds:
@@ -175,6 +175,19 @@ class _Rounds:
     def moved(self, x: Value) -> Value:
         """Elements of the last axis where they are in the next round."""
         return gather(x, constant(self.source), x.ndim - 1)
+
+    def of_pairs(self, x: Value) -> Value:
+        """What pairs have, for each player where it is in the next round."""
+        return gather(x, constant(self.source % self.half), x.ndim - 1)
+
+    def either(self, first: Value, second: Value) -> Value:
+        """Of two vectors by player, the one for its place in its pair."""
+        return where(constant(self.source < self.half), first, second)
+
+    def factors(self, made: _Rotation) -> tuple[Value, Value]:
+        """What players are multiplied by, and those whom they have met."""
+        s = self.of_pairs(made.s)
+        return self.of_pairs(made.c), self.either(-conj(s), s)
 
     def turned(self, x: Value, own: Value, others: Value, axis: int) -> Value:
         """Rotated along an axis, where that is in the next round; factors are there already."""
