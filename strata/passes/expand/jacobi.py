@@ -39,7 +39,7 @@ SWEEPS = 60  # a bound; matrices of 128 columns take 6 to 23
 
 @expands("eigh", loops=True)
 def _eigh(op: Any, x: Value) -> Sequence[Value] | None:
-    """Rotations of rows and of columns make the matrix diagonal."""
+    """Rotations of rows and of columns make the matrix diagonal. Its conjugate is what is kept, for rows to do."""
     n = x.shape[-1]
     if not is_static(x) or n > MOST:
         return None
@@ -57,19 +57,18 @@ def _eigh(op: Any, x: Value) -> Sequence[Value] | None:
     floor = as_column(size * _number(eps * eps / 64, size))
 
     def turn(off: Value, values: Value, rows: Value, floor: Value) -> tuple[Sequence[Value], Value]:
-        met = rounds.met(off)
+        met = conj(rounds.met(off))
         first, second = rounds.halves(values, -1)
         near = METHODS["sqrt"](METHODS["abs"](first)) * METHODS["sqrt"](METHODS["abs"](second))
         made = _Rotation(first, second, met, METHODS["maximum"](near * _number(eps / 4, near), floor))
         own, others = rounds.factors(made)
-        off = rounds.turned(off, as_row(own), as_row(others), -1)
-        off = rounds.turned(off, as_column(own), as_column(conj(others)), -2)
+        off = rounds.turned(_adjoint(rounds.turned(off, own, others)), own, others)
         shift = rounds.of_pairs(made.shift)
         values = rounds.moved(values) + rounds.either(-shift, shift)
-        rows = rounds.turned(rows, as_column(own), as_column(others), -2)
+        rows = rounds.turned(rows, own, others)
         return [where(constant(rounds.done), _number(0, off), off), values, rows], made.rotates
 
-    _, values, rows = rounds.swept([whole, values, eyes(whole, rounds.n)], [floor], turn)
+    _, values, rows = rounds.swept([conj(whole), values, eyes(whole, rounds.n)], [floor], turn)
     values, rows = narrow(values, -1, 0, n), narrow(narrow(rows, -2, 0, n), -1, 0, n)
     order = argsort(values, -1)
     values = METHODS["gather_elements"](values, order, values.ndim - 1)
@@ -124,7 +123,7 @@ def _orthogonal(work: Value, rows: Value, size: Value) -> tuple[Value, Value]:
         near = first * second * _number(tolerance, first)
         made = _Rotation(first * first, second * second, met, METHODS["maximum"](near, floor))
         own, others = rounds.factors(made)
-        return [rounds.turned(joint, as_column(own), as_column(others), -2)], made.rotates
+        return [rounds.turned(joint, own, others)], made.rotates
 
     (joint,) = rounds.swept([joint], [as_column(floor * floor)], turn)
     joint = narrow(joint, -2, 0, n)
@@ -185,15 +184,15 @@ class _Rounds:
         return where(constant(self.source < self.half), first, second)
 
     def factors(self, made: _Rotation) -> tuple[Value, Value]:
-        """What players are multiplied by, and those whom they have met."""
+        """What rows are multiplied by, and those that they have met."""
         s = self.of_pairs(made.s)
-        return self.of_pairs(made.c), self.either(-conj(s), s)
+        return as_column(self.of_pairs(made.c)), as_column(self.either(-conj(s), s))
 
-    def turned(self, x: Value, own: Value, others: Value, axis: int) -> Value:
-        """Rotated along an axis, where that is in the next round; factors are there already."""
-        at = x.ndim + axis
-        other = (self.source + self.half) % self.n
-        return gather(x, constant(self.source), at) * cast(own, x.dtype) + gather(x, constant(other), at) * others
+    def turned(self, x: Value, own: Value, others: Value) -> Value:
+        """Rows of matrices rotated, where they are in the next round."""
+        at = x.ndim - 2
+        other = gather(x, constant((self.source + self.half) % self.n), at)
+        return gather(x, constant(self.source), at) * cast(own, x.dtype) + other * others
 
     def swept(
         self, carries: Sequence[Value], consts: Sequence[Value],
