@@ -50,7 +50,7 @@ def _eigh(op: Any, x: Value) -> Sequence[Value] | None:
     half = constant(0.5, x.dtype)
     scaled, scale, size = _scaled(_finite(op, x))
     whole = _padded((scaled + _adjoint(scaled)) * half)
-    rounds = _Rounds(whole.shape[-1])
+    rounds = _Rounds(whole.type.static_shape[-1])
     eps = _eps(x)
     on = positions(whole.shape[-2:], 0), positions(whole.shape[-2:], 1)
     values = METHODS["sum"](where(METHODS["equal"](*on), real(whole), _number(0, size)), axis=-1)
@@ -106,7 +106,7 @@ def _svd(op: Any, x: Value) -> Sequence[Value] | None:
 
 def _orthogonal(work: Value, rows: Value, size: Value) -> tuple[Value, Value]:
     """Columns, as rows, that are orthogonal, and what has been done to them done to other rows as well."""
-    n, m = work.shape[-2:]
+    n, m = work.type.static_shape[-2:]
     joint = concat([work, rows], -1)
     if n % 2:
         joint = concat([joint, _zeros(joint, (*joint.shape[:-2], 1, m + n))], -2)
@@ -169,7 +169,7 @@ class _Rounds:
         """Elements (i, i + n/2) of matrices."""
         flat = reshape(x, (*x.shape[:-2], self.n * self.n))
         start, step = (*(0 for _ in x.shape[:-2]), self.half), (*(1 for _ in x.shape[:-2]), self.n + 1)
-        return Slice(start, (*x.shape[:-2], self.half * self.n), step)(flat)  # type: ignore[no-any-return]
+        return Slice(start, (*x.shape[:-2], self.half * self.n), step)(flat)
 
     def moved(self, x: Value) -> Value:
         """Elements of the last axis where they are in the next round."""

@@ -75,7 +75,9 @@ def test_sizes_that_are_symbols() -> None:
     assert host_steps(g) == {"fft"}
 
 
-@pytest.mark.parametrize("name", ["selective_scan", "gated_delta_net", "solve", "cholesky", "sort", "logcumsumexp"])
+@pytest.mark.parametrize(
+    "name", ["selective_scan", "gated_delta_net", "solve", "cholesky", "eigh", "svd", "sort", "logcumsumexp"]
+)
 def test_gradients(name: str) -> None:
     sample = REGISTRY[name].samples()[0]
     arrays = sample.arrays()

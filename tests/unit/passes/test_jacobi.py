@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata import ops
+from strata import dispatch_report, ops
+from strata.backends import register_backend
 from strata.core import TensorType, as_dtype, f32, sym
 from strata.errors import MissingRuleError, RunError
 from strata.mir import REGISTRY, Graph
@@ -196,8 +197,6 @@ def test_vectors_are_compared_up_to_their_direction(rng: np.random.Generator) ->
 @pytest.mark.parametrize("name", ["eigh", "svd", "pinv", "adjugate"])
 def test_samples_on_a_device(name: str) -> None:
     """Over a `cuda.core` that is NumPy."""
-    from strata.backends import register_backend
-
     core = FakeCore()
     register_backend(FAKE, fake_backend(core, FAKE))
     for case in cases([REGISTRY[name]]):
@@ -212,3 +211,4 @@ def test_nothing_runs_on_the_host() -> None:
             x = g.input("x", kind)
             g.outputs(*ops.eigh(x), ops.eigvalsh(x), *ops.svd(x), ops.svdvals(x), ops.pinv(x))
             assert not Session(DRY).compile(g).host_steps
+            assert "host" not in {op.path for op in dispatch_report(g, DRY).ops}
