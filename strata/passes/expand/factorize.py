@@ -63,10 +63,11 @@ def all_of(x: Value) -> Value:
     return METHODS["all"](x) if x.ndim else x
 
 
-def eyes(x: Value, n: Dim) -> Value:
-    """Identity matrices, one for each matrix of x."""
-    eye = cast(_equal(positions((n, n), 0), positions((n, n), 1)), x.dtype)
-    return broadcast_to(eye, (*x.shape[:-2], n, n))
+def eyes(x: Value, n: Dim, columns: Dim | None = None) -> Value:
+    """Identity matrices, or their first columns, one for each matrix of x."""
+    sizes = (n, n if columns is None else columns)
+    eye = cast(_equal(positions(sizes, 0), positions(sizes, 1)), x.dtype)
+    return broadcast_to(eye, (*x.shape[:-2], *sizes))
 
 
 @expands("cholesky", loops=True)
@@ -269,9 +270,9 @@ def _qr(op: Any, x: Value) -> Sequence[Value] | None:
     m, n = x.shape[-2:]
     if 0 in x.shape:
         q, r = op.infer(x.type)
-        return [METHODS["narrow"](eyes(x, m), -1, 0, q.shape[-1]), filled(r, 0)]
+        return [eyes(x, m, q.shape[-1]), filled(r, 0)]
 
-    def step(k: Value, r: Value, q: Value) -> Sequence[Value]:
+    def reflect(k: Value, r: Value) -> Sequence[Value]:
         row = positions((m,), 0)
         column = _at(r, k, -1)
         head = _at(column, k, -1)
@@ -288,15 +289,17 @@ def _qr(op: Any, x: Value) -> Sequence[Value] | None:
         v = where(_equal(row, k), one, below / as_column(pivot))
         v = where(as_column(still), cast(_equal(row, k), r.dtype), v)
         onto = METHODS["sum"](as_column(conj(v)) * r, axis=-2)
-        made = r - as_column(as_column(conj(tau)) * v) * as_row(onto)
-        turned = METHODS["sum"](q * as_row(v), axis=-1)
-        return made, q - as_column(as_column(tau) * turned) * as_row(conj(v))
+        return r - as_column(as_column(conj(tau)) * v) * as_row(onto), v, tau
 
-    r, q = _each_column(n, [x, eyes(x, m)], [], step)
+    def collect(k: Value, q: Value, vs: Value, taus: Value) -> Sequence[Value]:
+        v, tau = _at(vs, k, -vs.ndim), _at(taus, k, -taus.ndim)
+        onto = METHODS["sum"](as_column(conj(v)) * q, axis=-2)
+        return [q - as_column(as_column(tau) * v) * as_row(onto)]
+
+    r, vs, taus = _each_column(n, [x], [], reflect)
+    (q,) = _each_column(n, [eyes(x, m, m if op.complete else n)], [vs, taus], collect, reverse=True)
     r = where(_least(positions((m, n), 1), positions((m, n), 0)), r, _zero(x))
-    if not op.complete:
-        q, r = METHODS["narrow"](q, -1, 0, n), METHODS["narrow"](r, -2, 0, n)
-    return [q, r]
+    return [q, r if op.complete else METHODS["narrow"](r, -2, 0, n)]
 
 
 def squared(x: Value) -> Value:

@@ -33,7 +33,7 @@ from strata.ops import iota as positions
 from strata.passes.expand.factorize import all_of, as_column, as_row, conj, ensured, eyes, filled, real, squared
 from strata.passes.expand.rules import expands, is_static
 
-MOST = 512  # columns: LAPACK takes less time for more
+MOST = 512  # columns: more take too many turns
 SWEEPS = 60  # a bound; matrices of 128 columns take 6 to 23
 
 
@@ -83,7 +83,7 @@ def _svd(op: Any, x: Value) -> Sequence[Value] | None:
         return None
     if 0 in x.shape:
         u, s, vh = op.infer(x.type)
-        return [_eye(u), filled(s, 0), _eye(vh)]
+        return [eyes(x, *u.shape[-2:]), filled(s, 0), eyes(x, *vh.shape[-2:])]
     if m < n:
         u, s, vh = op(_adjoint(x))
         return [_adjoint(vh), s, _adjoint(u)]
@@ -280,12 +280,6 @@ def _number(number: float, x: Value) -> Value:
 
 def _zeros(x: Value, shape: Sequence[Dim]) -> Value:
     return broadcast_to(_number(0, x), shape)
-
-
-def _eye(kind: Any) -> Value:
-    sizes = kind.shape[-2:]
-    eye = cast(METHODS["equal"](positions(sizes, 0), positions(sizes, 1)), kind.dtype)
-    return broadcast_to(eye, kind.shape)
 
 
 def _eps(x: Value) -> float:

@@ -212,3 +212,14 @@ def test_nothing_runs_on_the_host() -> None:
             g.outputs(*ops.eigh(x), ops.eigvalsh(x), *ops.svd(x), ops.svdvals(x), ops.pinv(x))
             assert not Session(DRY).compile(g).host_steps
             assert "host" not in {op.path for op in dispatch_report(g, DRY).ops}
+
+
+@pytest.mark.parametrize("name", ["qr", "svd"])
+def test_tall_matrices_take_no_square_ones(name: str) -> None:
+    """Of 200,000 rows: a square matrix of them would be 160 GB."""
+    with dry_cuda(DRY):
+        g = Graph("tall")
+        g.outputs(*REGISTRY[name]()(g.input("x", f32[200_000, 6])))
+        compiled = Session(DRY).compile(g)
+        assert not compiled.host_steps
+        assert compiled.memory.scratch < 100 << 20
