@@ -141,6 +141,10 @@ class Op:
         """The op in reports: a user's own has a name of its own."""
         return self.name
 
+    def matched(self, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Results with what the op leaves free, as signs of vectors, chosen as in others they are compared with."""
+        return got
+
     def spread_shapes(self, *inputs: Any) -> Sequence[tuple[Sequence[Dim], Sequence[Dim]]]:
         """Shapes of operands that are broadcast, with those they are broadcast to; element-wise ops need not say."""
         return ()

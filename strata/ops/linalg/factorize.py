@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,24 @@ def _columns(x: Value) -> Value:
 def _scale(x: Value, factors: Value) -> Value:
     """Columns of x times a vector of real factors."""
     return x * METHODS["cast"](_columns(factors), x.dtype)
+
+
+def _turns(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """How far columns are from others, each as a number: the sum of conj(got)·want."""
+    return np.sum(np.conj(got) * want, axis=-2, keepdims=True)
+
+
+def _phases(turns: np.ndarray) -> np.ndarray:
+    size = np.abs(turns)
+    return np.where(size > 0, turns / np.where(size > 0, size, 1), 1)
+
+
+def _turned(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Orthonormal columns of the same space, as near to others as they can be turned."""
+    if got.shape[-1] == 0 or got.size == 0:
+        return got
+    u, _, vh = np.linalg.svd(np.conj(np.swapaxes(got, -1, -2)) @ want)
+    return np.asarray(got @ (u @ vh), got.dtype)
 
 
 @op("cholesky")
@@ -177,6 +196,18 @@ class Svd(MatrixOp):
         except np.linalg.LinAlgError:
             not_converging(self.name, x)
 
+    def matched(self, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Vectors of distinct values may point either way, both sides together; those without a value turn freely."""
+        (u, s, vh), (wanted_u, _, wanted_vh) = got, want
+        v, wanted_v = (np.conj(np.swapaxes(x, -1, -2)) for x in (vh, wanted_vh))
+        k = s.shape[-1]
+        phases = _phases(_turns(u[..., :k], wanted_u[..., :k]) + _turns(v[..., :k], wanted_v[..., :k]))
+        u, v = (
+            np.concatenate([np.asarray(x[..., :k] * phases, x.dtype), _turned(x[..., k:], wanted[..., k:])], -1)
+            for x, wanted in ((u, wanted_u), (v, wanted_v))
+        )
+        return u, s, np.conj(np.swapaxes(v, -1, -2))
+
     def jvp(self, x: Value, *, out: tuple[Value, ...], dx: Value) -> tuple[Value, ...]:
         if self.full_matrices and x.shape[-1] != x.shape[-2]:
             raise MissingRuleError(
@@ -234,6 +265,11 @@ class Eigh(MatrixOp):
         except np.linalg.LinAlgError:
             not_converging(self.name, x)
         return w, v
+
+    def matched(self, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Vectors of distinct values may point either way."""
+        (w, v), (_, wanted) = got, want
+        return w, np.asarray(v * _phases(_turns(v, wanted)), v.dtype)
 
     def jvp(self, x: Value, *, out: tuple[Value, ...], dx: Value) -> tuple[Value, ...]:
         w, v = out

@@ -9,7 +9,7 @@ from typing import ClassVar
 from strata.errors import MissingRuleError
 from strata.mir import Constant, Graph, Leaf, Node, Op, Value, toposort
 from strata.passes.base import Pass, PassContext, register, rewrite
-from strata.passes.expand import bounds, factorize, fourier, recurrences  # noqa: F401 - they fill the table
+from strata.passes.expand import bounds, factorize, fourier, jacobi, recurrences  # noqa: F401 - they fill the table
 from strata.passes.expand.rules import EXPANSIONS, LOOPS
 
 ROUNDS = 8  # expansions use ops that have expansions

@@ -34,11 +34,11 @@ def _at(x: Value, k: Value, axis: int) -> Value:
     return gather(x, k, x.ndim + axis)
 
 
-def _column(x: Value) -> Value:
+def as_column(x: Value) -> Value:
     return insert_axis(x, -1)
 
 
-def _row(x: Value) -> Value:
+def as_row(x: Value) -> Value:
     return insert_axis(x, -2)
 
 
@@ -46,11 +46,11 @@ def _zero(x: Value) -> Value:
     return constant(0, x.dtype)
 
 
-def _conj(x: Value) -> Value:
+def conj(x: Value) -> Value:
     return METHODS["conj"](x) if x.dtype.is_complex else x
 
 
-def _real(x: Value) -> Value:
+def real(x: Value) -> Value:
     return METHODS["real"](x) if x.dtype.is_complex else x
 
 
@@ -59,14 +59,15 @@ def _stacked(x: Value, axis: int) -> Value:
     return METHODS["moveaxis"](x, 0, axis)
 
 
-def _all(x: Value) -> Value:
+def all_of(x: Value) -> Value:
     return METHODS["all"](x) if x.ndim else x
 
 
-def _eye(x: Value, n: Dim) -> Value:
-    """Identity matrices, one for each matrix of x."""
-    eye = cast(_equal(positions((n, n), 0), positions((n, n), 1)), x.dtype)
-    return broadcast_to(eye, (*x.shape[:-2], n, n))
+def eyes(x: Value, n: Dim, columns: Dim | None = None) -> Value:
+    """Identity matrices, or their first columns, one for each matrix of x."""
+    sizes = (n, n if columns is None else columns)
+    eye = cast(_equal(positions(sizes, 0), positions(sizes, 1)), x.dtype)
+    return broadcast_to(eye, (*x.shape[:-2], *sizes))
 
 
 @expands("cholesky", loops=True)
@@ -77,23 +78,23 @@ def _cholesky(op: Any, x: Value) -> Sequence[Value] | None:
     if 0 in x.shape:
         return [x]
     half = constant(0.5, x.dtype)
-    whole = (x + _conj(METHODS["swapaxes"](x, -1, -2))) * half
+    whole = (x + conj(METHODS["swapaxes"](x, -1, -2))) * half
 
     def step(k: Value, a: Value) -> Sequence[Value]:
         row = positions((n,), 0)
         column = _at(a, k, -1)
-        pivot = _real(_at(column, k, -1))
-        root = _column(cast(METHODS["sqrt"](pivot), a.dtype))
+        pivot = real(_at(column, k, -1))
+        root = as_column(cast(METHODS["sqrt"](pivot), a.dtype))
         below = where(_more(row, k), column / root, _zero(a))
         made = where(_equal(row, k), root, below)
-        return a - _column(made) * _row(_conj(made)), made, pivot
+        return a - as_column(made) * as_row(conj(made)), made, pivot
 
     _, columns, pivots = _each_column(n, [whole], [], step)
-    fine = _all(_more(pivots, _zero(pivots)))
-    return [_ensured(_stacked(columns, -1), fine, f"{op.name}: a matrix is not positive definite", "X201")]
+    fine = all_of(_more(pivots, _zero(pivots)))
+    return [ensured(_stacked(columns, -1), fine, f"{op.name}: a matrix is not positive definite", "X201")]
 
 
-def _ensured(x: Value, ok: Value, message: str, code: str) -> Value:
+def ensured(x: Value, ok: Value, message: str, code: str) -> Value:
     made: Value = Ensure(message, code)(x, ok)
     return made
 
@@ -108,22 +109,22 @@ def _eliminated(x: Value) -> tuple[Value, Value, Value]:
     def step(k: Value, a: Value, order: Value, swaps: Value) -> Sequence[Value]:
         row, across = positions((m,), 0), positions((n,), 0)
         column = _at(a, k, -1)
-        size = METHODS["abs"](_real(column))
+        size = METHODS["abs"](real(column))
         if a.dtype.is_complex:
             size = size + METHODS["abs"](METHODS["imag"](column))  # as LAPACK measures it
         best = METHODS["argmax"](where(_least(row, k), size, constant(-1, size.dtype)), -1)
-        chosen = _column(best)
+        chosen = as_column(best)
         source = where(_equal(row, k), chosen, where(_equal(row, chosen), k, row))
-        a = METHODS["gather_elements"](a, broadcast_to(_column(source), a.shape), a.ndim - 2)
+        a = METHODS["gather_elements"](a, broadcast_to(as_column(source), a.shape), a.ndim - 2)
         order = METHODS["gather_elements"](order, source, order.ndim - 1)
         pivot_row, column = _at(a, k, -2), _at(a, k, -1)
-        pivot = _column(_at(column, k, -1))
+        pivot = as_column(_at(column, k, -1))
         empty = _equal(pivot, _zero(a))
         factors = where(empty, _zero(a), column / where(empty, constant(1, a.dtype), pivot))
         factors = where(_more(row, k), factors, _zero(a))
-        reduced = a - _column(factors) * _row(where(_more(across, k), pivot_row, _zero(a)))
-        below = METHODS["logical_and"](_column(_more(row, k)), _row(_equal(across, k)))
-        return where(below, _column(factors), reduced), order, swaps + cast(METHODS["not_equal"](best, k), i64)
+        reduced = a - as_column(factors) * as_row(where(_more(across, k), pivot_row, _zero(a)))
+        below = METHODS["logical_and"](as_column(_more(row, k)), as_row(_equal(across, k)))
+        return where(below, as_column(factors), reduced), order, swaps + cast(METHODS["not_equal"](best, k), i64)
 
     packed, order, swaps = _each_column(count, [x, order, swaps], [], step)
     return packed, order, swaps
@@ -136,18 +137,18 @@ def _lu(op: Any, x: Value) -> Sequence[Value] | None:
     m, n = x.shape[-2:]
     count = min(m, n)
     if 0 in x.shape:
-        return [_eye(x, m), *(_filled(t, 0) for t in op.infer(x.type)[1:])]
+        return [eyes(x, m), *(filled(t, 0) for t in op.infer(x.type)[1:])]
     packed, order, _ = _eliminated(x)
     row, across = positions((m, n), 0), positions((m, n), 1)
     lower = METHODS["narrow"](where(_more(row, across), packed, _zero(x)), -1, 0, count)
     diagonal = _equal(positions((m, count), 0), positions((m, count), 1))
     lower = where(diagonal, constant(1, x.dtype), lower)
     upper = METHODS["narrow"](where(_least(across, row), packed, _zero(x)), -2, 0, count)
-    permutation = cast(_equal(positions((m, m), 0), _row(order)), x.dtype)
+    permutation = cast(_equal(positions((m, m), 0), as_row(order)), x.dtype)
     return [permutation, lower, upper]
 
 
-def _filled(kind: TensorType, value: int) -> Value:
+def filled(kind: TensorType, value: int) -> Value:
     return broadcast_to(constant(value, kind.dtype), kind.shape)
 
 
@@ -166,7 +167,7 @@ def _det(op: Any, x: Value) -> Sequence[Value] | None:
     if not is_static(x):
         return None
     if 0 in x.shape:
-        return [_filled(op.infer(x.type), 1)]
+        return [filled(op.infer(x.type), 1)]
     packed, _, swaps = _eliminated(x)
     found = _product(_diagonal(packed))
     return [where(_odd(swaps), -found, found)]
@@ -190,7 +191,7 @@ def _slogdet(op: Any, x: Value) -> Sequence[Value] | None:
     if not is_static(x):
         return None
     if 0 in x.shape:
-        return [_filled(t, value) for t, value in zip(op.infer(x.type), (1, 0), strict=True)]
+        return [filled(t, value) for t, value in zip(op.infer(x.type), (1, 0), strict=True)]
     packed, _, swaps = _eliminated(x)
     diagonal = _diagonal(packed)
     size = METHODS["abs"](diagonal)
@@ -212,8 +213,8 @@ def _triangular(op: Any, a: Value, b: Value) -> Sequence[Value] | None:
     found = _substituted(matrix, b, upper=upper, unit=op.unit_diagonal)
     if op.unit_diagonal:
         return [found]
-    fine = _all(METHODS["not_equal"](_diagonal(a), _zero(a)))
-    return [_ensured(found, fine, f"{op.name}: a matrix is singular, a pivot is 0", "X200")]
+    fine = all_of(METHODS["not_equal"](_diagonal(a), _zero(a)))
+    return [ensured(found, fine, f"{op.name}: a matrix is singular, a pivot is 0", "X200")]
 
 
 def _same_batch(a: Value, b: Value) -> tuple[Value, Value]:
@@ -230,20 +231,20 @@ def _solve(op: Any, a: Value, b: Value) -> Sequence[Value] | None:
     if 0 in right.shape or 0 in a.shape:
         return [right]
     packed, order, _ = _eliminated(a)
-    fine = _all(METHODS["not_equal"](_diagonal(packed), _zero(packed)))
+    fine = all_of(METHODS["not_equal"](_diagonal(packed), _zero(packed)))
     packed, _ = _same_batch(packed, right)
     order = broadcast_to(order, (*right.shape[:-2], order.shape[-1]))
     if op.adjoint:
-        turned = _conj(METHODS["swapaxes"](packed, -1, -2))
+        turned = conj(METHODS["swapaxes"](packed, -1, -2))
         made = _substituted(turned, right, upper=False, unit=False)
         made = _substituted(turned, made, upper=True, unit=True)
         back = METHODS["argsort"](order, -1)
-        made = METHODS["gather_elements"](made, broadcast_to(_column(back), made.shape), made.ndim - 2)
+        made = METHODS["gather_elements"](made, broadcast_to(as_column(back), made.shape), made.ndim - 2)
     else:
-        moved = METHODS["gather_elements"](right, broadcast_to(_column(order), right.shape), right.ndim - 2)
+        moved = METHODS["gather_elements"](right, broadcast_to(as_column(order), right.shape), right.ndim - 2)
         made = _substituted(packed, moved, upper=False, unit=True)
         made = _substituted(packed, made, upper=True, unit=False)
-    return [_ensured(made, fine, f"{op.name}: a matrix is singular, a pivot is 0", "X200")]
+    return [ensured(made, fine, f"{op.name}: a matrix is singular, a pivot is 0", "X200")]
 
 
 def _substituted(a: Value, b: Value, *, upper: bool, unit: bool) -> Value:
@@ -254,9 +255,9 @@ def _substituted(a: Value, b: Value, *, upper: bool, unit: bool) -> Value:
         row = positions((n,), 0)
         column, found = _at(matrix, k, -1), _at(rest, k, -2)
         if not unit:
-            found = found / _column(_at(column, k, -1))
+            found = found / as_column(_at(column, k, -1))
         later = METHODS["less"](row, k) if upper else _more(row, k)
-        return rest - _column(where(later, column, _zero(rest))) * _row(found), found
+        return rest - as_column(where(later, column, _zero(rest))) * as_row(found), found
 
     return _stacked(_each_column(n, [b], [a], step, reverse=upper)[1], -2)
 
@@ -269,37 +270,39 @@ def _qr(op: Any, x: Value) -> Sequence[Value] | None:
     m, n = x.shape[-2:]
     if 0 in x.shape:
         q, r = op.infer(x.type)
-        return [METHODS["narrow"](_eye(x, m), -1, 0, q.shape[-1]), _filled(r, 0)]
+        return [eyes(x, m, q.shape[-1]), filled(r, 0)]
 
-    def step(k: Value, r: Value, q: Value) -> Sequence[Value]:
+    def reflect(k: Value, r: Value) -> Sequence[Value]:
         row = positions((m,), 0)
         column = _at(r, k, -1)
         head = _at(column, k, -1)
         below = where(_more(row, k), column, _zero(r))
-        rest = METHODS["sum"](_squared(below), axis=-1)
-        norm = METHODS["sqrt"](rest + _squared(head))
-        beta = where(_least(_real(head), _zero(norm)), -norm, norm)
+        rest = METHODS["sum"](squared(below), axis=-1)
+        norm = METHODS["sqrt"](rest + squared(head))
+        beta = where(_least(real(head), _zero(norm)), -norm, norm)
         beyond = rest + METHODS["abs"](METHODS["imag"](head)) if r.dtype.is_complex else rest
         still = _equal(beyond, _zero(beyond))
         one = constant(1, r.dtype)
         wide = cast(beta, r.dtype)
         tau = where(still, _zero(r), (wide - head) / where(still, one, wide))
         pivot = where(still, one, head - wide)
-        v = where(_equal(row, k), one, below / _column(pivot))
-        v = where(_column(still), cast(_equal(row, k), r.dtype), v)
-        onto = METHODS["sum"](_column(_conj(v)) * r, axis=-2)
-        made = r - _column(_column(_conj(tau)) * v) * _row(onto)
-        turned = METHODS["sum"](q * _row(v), axis=-1)
-        return made, q - _column(_column(tau) * turned) * _row(_conj(v))
+        v = where(_equal(row, k), one, below / as_column(pivot))
+        v = where(as_column(still), cast(_equal(row, k), r.dtype), v)
+        onto = METHODS["sum"](as_column(conj(v)) * r, axis=-2)
+        return r - as_column(as_column(conj(tau)) * v) * as_row(onto), v, tau
 
-    r, q = _each_column(n, [x, _eye(x, m)], [], step)
+    def collect(k: Value, q: Value, vs: Value, taus: Value) -> Sequence[Value]:
+        v, tau = _at(vs, k, -vs.ndim), _at(taus, k, -taus.ndim)
+        onto = METHODS["sum"](as_column(conj(v)) * q, axis=-2)
+        return [q - as_column(as_column(tau) * v) * as_row(onto)]
+
+    r, vs, taus = _each_column(n, [x], [], reflect)
+    (q,) = _each_column(n, [eyes(x, m, m if op.complete else n)], [vs, taus], collect, reverse=True)
     r = where(_least(positions((m, n), 1), positions((m, n), 0)), r, _zero(x))
-    if not op.complete:
-        q, r = METHODS["narrow"](q, -1, 0, n), METHODS["narrow"](r, -2, 0, n)
-    return [q, r]
+    return [q, r if op.complete else METHODS["narrow"](r, -2, 0, n)]
 
 
-def _squared(x: Value) -> Value:
+def squared(x: Value) -> Value:
     if not x.dtype.is_complex:
         return x * x
     real, imaginary = METHODS["real"](x), METHODS["imag"](x)

@@ -23,11 +23,7 @@ from tests.groups import check_all
 
 DEVICE = "cuda_plans"
 ON_THE_HOST = {  # op of a sample: what runs on the host in it
-    "adjugate": {"svd"},
     "custom": {"custom"},  # Python code of the user
-    "eigh": {"eigh"},
-    "pinv": {"svd"},
-    "svd": {"svd"},
 }
 
 
@@ -79,7 +75,9 @@ def test_sizes_that_are_symbols() -> None:
     assert host_steps(g) == {"fft"}
 
 
-@pytest.mark.parametrize("name", ["selective_scan", "gated_delta_net", "solve", "cholesky", "sort", "logcumsumexp"])
+@pytest.mark.parametrize(
+    "name", ["selective_scan", "gated_delta_net", "solve", "cholesky", "eigh", "svd", "sort", "logcumsumexp"]
+)
 def test_gradients(name: str) -> None:
     sample = REGISTRY[name].samples()[0]
     arrays = sample.arrays()

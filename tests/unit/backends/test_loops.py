@@ -15,6 +15,7 @@ from strata.backends import loops, register_backend
 from strata.core import DType, bool_, f32, f64, i64, sym
 from strata.errors import RunError
 from strata.mir import Graph, constant, evaluate
+from strata.passes.expand.jacobi import MOST
 from strata.runtime import CompiledGraph, Session
 from strata.transforms import grad_with_loss
 from tests.fake_cuda import FakeCore, fake_backend
@@ -236,11 +237,11 @@ def test_what_is_computed_once_is(device: str, rng: np.random.Generator) -> None
 
 def test_a_body_with_a_step_on_the_host_stays_there(device: str) -> None:
     body = Graph("body")
-    kind = widest(device)
-    c, x = body.input("c", kind[3, 3]), body.input("x", kind[3, 3])
+    kind, n = widest(device), MOST + 1
+    c, x = body.input("c", kind[n, n]), body.input("x", kind[n, n])
     body.outputs(c + ops.svd(x)[1].sum())
     g = Graph("host")
-    g.outputs(*ops.ScanOp(body, 2, 1, 0)(g.input("c", kind[3, 3]), g.input("xs", kind[2, 3, 3])))
+    g.outputs(*ops.ScanOp(body, 2, 1, 0)(g.input("c", kind[n, n]), g.input("xs", kind[2, n, n])))
     assert Session(device).compile(g).host_steps == ["scan"]
 
 
