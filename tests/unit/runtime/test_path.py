@@ -14,9 +14,8 @@ STAGES = [
     "runtime/storage",  # is there a plan already?
     "passes/quant",
     "passes/canonicalize",
-    "passes/fuse",
     "passes/layout",
-    "passes/memory",
+    "passes/fuse",
     "lir",  # fusion, buffers: the plan
     "backends/llvm/runtime",  # the executable
     "backends/llvm/codegen",
