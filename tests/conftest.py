@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import signal
 import sys
 import zlib
 from collections.abc import Callable, Generator
@@ -50,6 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a process in the background: tests interrupt themselves
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     given: int | None = config.getoption("--random-order")
     if given is not None or config.getoption("--few"):
         # all processes of a run must collect the same order: the first one draws, and tells the others
