@@ -28,11 +28,11 @@ def convert(f: IrFunction, value: str, source: DType, to: DType, lanes: int, tar
     register = from_memory(f, source, value, lanes, target)
     from_type, to_type = register_type(source, lanes), register_type(to, lanes)
     if from_type != to_type:
-        register = f.convert(_cast(source, to, from_type, to_type), from_type, register, to_type)
+        register = f.convert(_cast(source, to, to_type), from_type, register, to_type)
     return to_memory(f, to, register, lanes, target)
 
 
-def _cast(source: DType, to: DType, from_type: str, to_type: str) -> str:
+def _cast(source: DType, to: DType, to_type: str) -> str:
     if source.is_float and to.is_float:
         return "fpext" if element_of(to_type) == "double" else "fptrunc"
     if source.is_float:

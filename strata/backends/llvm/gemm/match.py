@@ -522,8 +522,8 @@ class FinishedSums(LoopEmitter):
         self.values[self.sums] = (from_memory(f, accumulator, sums, lanes, target),)
         if second is not None:
             self.values[second] = (from_memory(f, accumulator, self.site.second, lanes, target),)
-        for node in postorder([value]):
-            if self._is_early(node):
+        for node in postorder([value]):  # what takes the sums comes first
+            if isinstance(node, Scalar) and node.dtype is not i64 and self.sums in node.args:
                 self.value(node)
         (result,) = self.widened(value, lanes)
         stored = to_memory(f, value.dtype, result, lanes, target)
@@ -548,10 +548,6 @@ class FinishedSums(LoopEmitter):
             row, self.first[axis] = f.divided(row, self.size(axis.extent))
         if outer:
             self.first[outer[0]] = row
-
-    def _is_early(self, node: Expr) -> bool:
-        """Deep expressions are emitted from the leaves, so that no recursion is deep."""
-        return isinstance(node, Scalar) and node.dtype.name != "i64" and self.sums in node.inputs
 
 
 class _GemmEpilogue(FinishedSums):

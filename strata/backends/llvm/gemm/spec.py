@@ -108,15 +108,15 @@ class Contraction:
         """Real numbers in one element: complex matrices are read as real ones with twice the columns and k's."""
         return 2 if self.is_complex else 1
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         return "pointers" if self.a_runs else "packed" if self.a_packed else "rows"
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         return self.arithmetic.lanes
 
-    @property
+    @cached_property
     def parts_of_block(self) -> int:
         """Blocks of k that one block of sums is made of, where it is made of several; else 0."""
         if self.blocks is None or not self.k_block:
@@ -128,7 +128,7 @@ class Contraction:
         """What one core computes in a second."""
         return FLOPS * self.arithmetic.group
 
-    @property
+    @cached_property
     def panel_columns(self) -> int:
         return self.lanes * self.vectors
 
@@ -164,18 +164,18 @@ class Contraction:
             return 0
         return FAR_BYTES[rows - 1] // (streams * self.vectors * self.arithmetic.b_bytes)
 
-    @property
+    @cached_property
     def pointers(self) -> tuple[str, ...]:
         return (*_POINTERS, *self.epilogue_pointers)
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[str, ...]:
         batch = tuple(f"batch{axis}_{part}" for axis in range(self.batch_rank) for part in _BATCH)
         row = ("b_k",) if self.b_rows else ()
         chunks = ("chunk_panels",) if self.is_open else ()
         return (*_NUMBERS, *row, *chunks, *batch, *self.load_numbers, *self.epilogue_numbers)
 
-    @property
+    @cached_property
     def slots(self) -> tuple[str, ...]:
         """The argument block, eight bytes a name: pointers, then sizes and strides in elements."""
         return (*self.pointers, *self.numbers)

@@ -240,7 +240,7 @@ def _kept_for(loop: ReduceLoop, step: object) -> list[Expr]:
     return row_values(loop, step) if isinstance(step, (MapLoop, ReduceLoop)) else []
 
 
-def points(kernel: Kernel, nest: LoopBlock, schedule: Schedule) -> Dim:
+def points(nest: LoopBlock, schedule: Schedule) -> Dim:
     """How many points the parallel loops have in all, or blocks of points."""
     extents = [loop.axis.extent for loop in parallel_chain(nest)[: schedule.parallel.loops]]
     if schedule.tile is not None:

@@ -118,7 +118,7 @@ def packed_attention(n: NodeView) -> Value:
     """Attention of tokens without padding [T, C]: sequences lie one behind the other."""
     joint = ops.matmul(n[0], n[1]) + n[2]
     widths = n.attr("qkv_hidden_sizes") or (n.shape(1)[1] // 3,) * 3
-    return _packed(n, ops.split(joint, list(widths), 1), n[3], n[4], n[5])
+    return _packed(n, ops.split(joint, list(widths), 1), n[4], n[5])
 
 
 @reads("PackedMultiHeadAttention", domain=MS)
@@ -129,10 +129,10 @@ def packed_multi_head_attention(n: NodeView) -> Value:
     if bias is not None:
         parts = ops.split(bias, [x.shape[1] for x in (q, k, v)], 0)
         q, k, v = (x + b for x, b in zip((q, k, v), parts, strict=True))
-    return _packed(n, (q, k, v), n[4], n[5], n[6])
+    return _packed(n, (q, k, v), n[5], n[6])
 
 
-def _packed(n: NodeView, parts: Any, offset: Value, ends: Value, added: Value | None) -> Value:
+def _packed(n: NodeView, parts: Any, ends: Value, added: Value | None) -> Value:
     """Tokens as one row, each of which sees those of its own sequence."""
     if added is not None:
         raise LowerError(f"{n.label}: a bias of packed sequences is not supported", code="L500")
