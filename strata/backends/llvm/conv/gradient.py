@@ -7,7 +7,7 @@ channels is packed beside its pixels, zeros where the tap is outside x, and mult
 micro-kernels of all products. With few channels, the taps along the last axis lie side by side in x, and are one run of
 rows. Depth-wise, vectors run along channels and nothing is packed.
 
-Pixels are split by their number alone into parts with sums of their own, which a last pass adds up in order.
+Pixels are split by their number alone into parts with separate sums, which a last pass adds up in order.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow,
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, put_vector
-from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, EpilogueFields, for_rows
+from strata.backends.llvm.gemm.planning import SHORT_EPILOGUE, for_rows
+from strata.backends.llvm.gemm.spec import EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
@@ -35,7 +36,7 @@ MOST_SPREAD = 64  # taps of a line times channels, of which shuffles are written
 
 
 def fits_beside(channels: int, outputs: int, groups: int, window: ConvWindow, dtype: DType, target: Target) -> bool:
-    """Whether groups of so many channels and outputs are better side by side than each a contraction."""
+    """Whether groups of this many channels and outputs are better side by side than each a contraction."""
     if groups == 1:
         return False
     if channels == 1 == outputs:
@@ -341,7 +342,7 @@ class _Tile:
         return {away: f.select("ptr", present, place, "%zeros") for away, place in places.items()}
 
     def _checked_place(self, base: str, away: int, apart: Value) -> str:
-        """The address of the pixel so many columns behind the first, or of zeros."""
+        """The address of the pixel this many columns behind the first, or of zeros."""
         f, element, spread = self.f, memory_type(self.spec.a), self.window.input_dilation[-1]
         at = index = f.add("%first", away)
         exact = "true"

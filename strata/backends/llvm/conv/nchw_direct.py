@@ -21,13 +21,8 @@ from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import multiply_add
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
 from strata.backends.llvm.gemm.micro import TileSet
-from strata.backends.llvm.gemm.spec import (
-    SHORT_EPILOGUE,
-    Contraction,
-    EpilogueFields,
-    plan_contraction,
-    with_even_tiles,
-)
+from strata.backends.llvm.gemm.planning import SHORT_EPILOGUE, plan_contraction, with_even_tiles
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
@@ -353,7 +348,7 @@ class _Lines(PlaneDriver):
         return result
 
     def _tile(self, height: int, vectors: int, lanes: int) -> str:
-        """The function for so many outputs of so many vectors of pixels."""
+        """The function for this many outputs of this many vectors of pixels."""
         name = f"{self.name}_{height}x{lanes}*{vectors}".replace("*", "_")
         if self.f.module.has(name):
             return name

@@ -20,14 +20,15 @@ from strata.backends.llvm.gemm.driver import Chunk, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
 from strata.backends.llvm.gemm.micro import call_micro
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
-from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, EpilogueFields, for_rows, plan_contraction
+from strata.backends.llvm.gemm.planning import for_rows, plan_contraction
+from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import Dim, DType, Target, dim_max, dim_min, f32, f64
 
 TURNED: Final = 16  # values of a tile
-MOST_TILES: Final = 24  # of a chunk: the packed taps come from the third-level cache once for so many
+MOST_TILES: Final = 24  # of a chunk: the packed taps come from the third-level cache once for this many
 MOST_CHANNELS: Final = 128  # transformed at once
 PANEL_COLUMNS: Final = 144  # outputs of a chunk, in whole panels
 AT_ONCE: Final = 8  # tiles of a row that are transformed back together

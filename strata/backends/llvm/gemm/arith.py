@@ -131,7 +131,7 @@ class GemmArithmetic:
         return self.group * self.lanes * self.b.itemsize
 
     def load_a(self, f: IrFunction, address: Value, valid: Value | None = None) -> str:
-        """A's values of one step in every lane; with `valid`, only so many are there and the others count as 0."""
+        """A's values of one step in every lane; with `valid`, only that many are there and the others count as 0."""
         if self.group == 1:
             scalar = f.load(memory_type(self.a), address, self.a.itemsize)
             return f.splat(self.type, convert(f, scalar, self.a, self.accumulator, 1, self.target))

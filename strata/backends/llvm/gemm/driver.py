@@ -416,7 +416,7 @@ class GemmDriver:
         f.if_(block.is_last, lambda: f.loop(0, height, 1, [], one_row))
 
     def _by_vectors(self, vectors: Value, height: int, is_tail: str = "false") -> Value:
-        """The micro-kernel of a height for a panel of so many vectors."""
+        """The micro-kernel of a height for a panel of this many vectors."""
         f, spec = self.f, self.spec
         if spec.half_tail:
             whole, half = (

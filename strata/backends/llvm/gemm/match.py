@@ -17,18 +17,15 @@ from strata.backends.llvm.gemm.arith import convert, is_multiplied
 from strata.backends.llvm.gemm.driver import emit_contraction
 from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
-from strata.backends.llvm.gemm.spec import (
-    BYTES,
-    CHUNK_SECONDS,
+from strata.backends.llvm.gemm.planning import (
     LOOP_CHUNK_SECONDS,
     PACK_SECONDS,
-    Contraction,
-    ceil_div,
     in_rows,
     plan_contraction,
     with_ending,
     with_half_tail,
 )
+from strata.backends.llvm.gemm.spec import BYTES, CHUNK_SECONDS, Contraction, ceil_div
 from strata.backends.llvm.gemm.tiles import even_grain
 from strata.backends.llvm.ir.builder import IrModule, Value
 from strata.backends.llvm.ir.registers import from_memory, to_memory
@@ -131,7 +128,7 @@ def find_matmul(kernel: Kernel) -> MatrixKernel | None:
 class _Roles:
     """What a matmul is before axes of one element are dropped: the order of its sums is found from it."""
 
-    is_matrix: bool  # a factor has axes of its own
+    is_matrix: bool  # a factor has its own axes
     along: tuple[tuple[Dim, str], ...] = ()
 
 
@@ -410,8 +407,8 @@ def along_kernel(matrix: MatrixKernel, order: str = "dot") -> Kernel:
 
 
 def single_terms(kernel: Kernel, kept: frozenset[str]) -> tuple[Dim, Kernel, Kernel] | None:
-    """A matmul over one term is no sum in the normal form. Where the term is too small to be told from -0.0, its order
-    is still seen: where it is read along rows, as in `read_along`, and the kernel in that order and in the other."""
+    """A matmul over one term is not a sum in the normal form. Where the term is too small to be told from -0.0, its
+    order still shows. Returns where it is read along rows, as `read_along` does, and the kernel in either order."""
     sums = [n for s in kernel.stores for n in postorder([s.value]) if isinstance(n, (Reduce, Scan))]
     if len(sums) != 1 or not isinstance(sums[0], Reduce) or any(a.extent != 1 for a in sums[0].axes):
         return None

@@ -430,7 +430,7 @@ class TileHeights:
         return result
 
     def count(self, f: IrFunction, rows: Value) -> Value:
-        """Tiles of so many rows."""
+        """Tiles of this many rows."""
         total: Value = 0
         for height in self.heights:
             tiles = f.op(f"udiv i64 {rows}, {height}")
@@ -441,7 +441,7 @@ class TileHeights:
         self, f: IrFunction, rows: Value, body: Callable[[Value, Value], None], *, count: Value | None = None,
         skipped: Value = 0,
     ) -> None:  # fmt: skip
-        """body(first row, height) for each tile. Their count may be known, and so many of the tallest be skipped."""
+        """body(first row, height) for each tile. Their count may be known, and this many of the tallest be skipped."""
 
         def one(_: str, carried: list[str]) -> list[Value]:
             row = carried[0]
@@ -463,7 +463,7 @@ class TileSet(TileHeights):
     blocks: ProductBlocks | None = None
 
     def by_vectors(self, f: IrFunction, arithmetic: GemmArithmetic, vectors: Value) -> list[Value]:
-        """For each height, the address of the kernel for panels of so many vectors."""
+        """For each height, the address of the kernel for panels of this many vectors."""
         result: list[Value] = []
         for height in self.heights:
             kernel: Value = self._micro(f, arithmetic, height, vectors if isinstance(vectors, int) else self.vectors)
