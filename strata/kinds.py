@@ -88,7 +88,7 @@ def _take_hashable(value: Any) -> Any:
 
 
 def _take_array(value: Any) -> Any:
-    """What NumPy can read, read: a list of other things is no array."""
+    """What NumPy can read, as an array; a list of other things is not one."""
     numpy = sys.modules["numpy"]
     if isinstance(value, numpy.ndarray):
         return value

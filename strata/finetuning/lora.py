@@ -36,7 +36,7 @@ class LoraOptions:
     batch: int = 4
     length: int = 128
     warmup: int = 0
-    max_norm: float = 1.0  # of all gradients together; 0 is no limit
+    max_norm: float = 1.0  # of all gradients together; 0 means no limit
     seed: int = 0
     memory_limit: int | None = None  # bytes
 

@@ -38,7 +38,7 @@ class MemoryPlanOptions:
     """How scratch memory is planned: what may share bytes, and the multiple of bytes that each buffer starts at.
 
     `arena` packs buffers whose lives do not meet into one block; `remap` lets a buffer take the place of an earlier
-    one of its type and size, whole; `off` gives each buffer bytes of its own.
+    one of its type and size, whole; `off` gives each buffer its own bytes.
     """
 
     mode: str = "arena"

@@ -82,7 +82,7 @@ class RMSNorm(Module):
 
 
 class BatchNorm(Module):
-    """Batch norm of [N, C, …] for any number of axes behind the channels.
+    """Batch norm of [N, C, …] for any number of axes after the channels.
 
     In training it uses the statistics of the batch and moves its own towards them: on the module it is called on, which
     inside `jit` and `grad` is a copy, so return the module to keep them.

@@ -1,6 +1,6 @@
 """Measured errors of ops in ulp; docs/numerics.md is its report.
 
-`python -m strata.testing.numerics` writes the page; devices can be named behind it. A bound is what was measured on
+`python -m strata.testing.numerics` writes the page; devices can be named after it. A bound is what was measured on
 many inputs, rounded up with a margin; a test measures a slice of them anew.
 """
 

@@ -254,7 +254,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
 
 
 def _thinned(places: list[Any], most: int = 600) -> list[Any]:
-    """At most so many places, the last one among them."""
+    """At most this many places, the last one among them."""
     step = max(1, math.ceil(len(places) / most))
     return places[::step] + (places[-1:] if step > 1 and (len(places) - 1) % step else [])
 

@@ -38,7 +38,7 @@ function gets the node (`node[0]` is its first input, `node.attr("alpha", 1.0)` 
 `st.onnx.backend` is the standard interface: prepare, run_model, run_node.
 
 A model is read into one graph whose varying sizes stay symbolic, compiled once, and run at any size. Where a branch
-depends on a size, the sizes of the first run decide and a guard is kept: a run that breaks it gets a plan of its own.
+depends on a size, the sizes of the first run decide and a guard is kept: a run that breaks it gets its own plan.
 Shapes that depend on data (NonZero, Unique, NonMaxSuppression, loops with a computed end) split the model into compiled
 segments.
 

@@ -39,7 +39,7 @@ def find_words(nest: LoopBlock, is_packed: Callable[[Buffer], bool]) -> Words | 
 
 
 def _fits(store: Store, last: Axis, each: int) -> bool:
-    """Whether every so many elements along the axis, from the first on, are words of their own."""
+    """Whether elements at regular distances along the axis, from the first on, are separate words."""
     form = linear(store.index[0])
     others = {atom: step for atom, step in form.terms.items() if atom is not last}
     if form.terms.get(last) != 1 or any(last in atom.free for atom in others):

@@ -375,7 +375,7 @@ def _innermost(proto: Any) -> Any:
 
 
 def _said_dims(tensor: Any) -> tuple[int | str | None, ...]:
-    """Sizes as the file names them; a negative number is no size."""
+    """Sizes as the file names them; a negative number is not a size."""
     return tuple(
         (d.dim_value if d.dim_value >= 0 else None) if d.HasField("dim_value") else d.dim_param or None
         for d in tensor.shape.dim

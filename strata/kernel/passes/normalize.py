@@ -316,7 +316,7 @@ def _flat_argument(node: Reduce) -> Expr:
 
 
 def _share_axes(kernel: Kernel) -> Kernel:
-    """Reductions bind the innermost store axis of their extent instead of an axis of their own."""
+    """Reductions bind the innermost store axis of their extent instead of their own axis."""
     inner = {s.axes[-1].extent: s.axes[-1] for s in kernel.stores if s.axes}
 
     def change(node: Expr) -> Expr:

@@ -157,7 +157,7 @@ _FLOAT8 = {
 class BookField:
     """Numbers in rows of a codebook: which row, and with which signs, or which of two distances from their place.
 
-    A sign is a bit of its own for each number; or seven for each eight, the last of which is what makes all of them
+    Signs are a bit for each number; or seven for each eight, the last of which is what makes all of them
     even. Where there are distances, a number is eight times that of the book, and one more, or one less.
     """
 
@@ -201,7 +201,7 @@ SIGNS = np.array([code | (code.bit_count() & 1) << 7 for code in range(128)], np
 class Ternary:
     """Numbers -1, 0 and 1, five to a byte: the first digits of a fraction in base three, of 256ths.
 
-    Runs are of so many bytes, with so many digits each: first all numbers of the first digits, then the others.
+    Runs are of this many bytes, with this many digits each: first all numbers of the first digits, then the others.
     """
 
     runs: tuple[tuple[int, int, int], ...]  # first byte, bytes, digits

@@ -22,7 +22,7 @@ from strata.passes.base import Pass, PassContext, register, rewrite
 
 MOST_TERMS = 1 << 16  # of a sum that cannot leave i32: 255 · 128 each
 FEW = 8  # nodes that a constant is looked for through
-WORD = 4  # channels come in groups of so many
+WORD = 4  # channels come in groups of this size
 
 
 @dataclass(frozen=True, slots=True)

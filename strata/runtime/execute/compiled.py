@@ -508,7 +508,7 @@ class CompiledGraph:
     # copies
 
     def clone(self) -> CompiledGraph:
-        """Another one with the same code and the same parameters, and state of its own; no extent is active in it.
+        """Another one with the same code and the same parameters, and its own state; no extent is active in it.
 
         What is set, bound or fed on one of them later is not seen by the other.
         """

@@ -105,7 +105,7 @@ class Extents:
         self._check_fits(arrays)
         if not left:
             return
-        # what does not lie along an axis of which nothing is processed is a program of its own
+        # what does not lie along an axis of which nothing is processed is a separate program
         program = self._program(axes, left) if empty else self._program(axes)
         run_at = {axis: max(actual, self._least(axis)) for axis, actual in self.active.items() if actual}
         sliced = [np.ascontiguousarray(_front(a, t, run_at)) for a, (_, t) in zip(arrays, program._inputs, strict=True)]

@@ -21,7 +21,7 @@ from strata.backends.llvm.math import exponentials
 from strata.core import DType, bool_
 
 DEPTH_AT_ONCE: Final = 4  # elements of a head in one turn of the loop over them
-KEYS_AT_ONCE: Final = 4  # of a pass over scores, each with a maximum or sum of its own
+KEYS_AT_ONCE: Final = 4  # of a pass over scores, each with its own maximum or sum
 _LEAST_SCALE: Final = 1e-20  # above, the score of dropped keys over the scale is a number
 
 # body(key of the block, carried) -> carried
@@ -137,7 +137,7 @@ class QueryBlock(Attend):
         self._panels_of(spec.query_panels, rows, panel)
 
     def _score_kernel(self, height: int, vectors: Value) -> Value:
-        """The kernel for panels of so many vectors."""
+        """The kernel for panels of this many vectors."""
         f, (first, *others) = self.f, self.spec.score_widths
         kernel: Value = "@" + emit_score(f.module, self.spec, height, first)
         for count in others:
@@ -225,7 +225,7 @@ class QueryBlock(Attend):
         self, low: Value, high: Value, start: list[Typed], body: _Body, combine: Callable[[str, str, str], str],
         turn: int,
     ) -> list[str]:  # fmt: skip
-        """body over keys, `turn` at once with a value of their own each; the values combined in a fixed order."""
+        """body over keys, `turn` at once with their own value each; the values combined in a fixed order."""
         f, (type_, first) = self.f, start[0]
         whole = f.add(low, f.round_down(f.sub(high, low), turn))
         own = [(type_, first)] * turn

@@ -130,7 +130,7 @@ def emit_paged_decode(module: IrModule, spec: AttentionSpec, page: int, name: st
 
 def emit_paged_merge(module: IrModule, spec: AttentionSpec, page: int, name: str) -> None:
     f = template(module, name)
-    decode = PagedDecode(f, spec, page, packed=False)  # what is merged is no page
+    decode = PagedDecode(f, spec, page, packed=False)  # what is merged is not a page
     each_point(f, lambda item, _: decode.merge(item))
 
 

@@ -374,7 +374,7 @@ class ThreadPool:
         self._workers: list[Any] = []
         self.workers = 0  # threads started so far, without the callers'
         self._is_refused = False  # the system has no more threads for us
-        self.users: WeakSet[Any] = WeakSet()  # those who rely on the workers that there are; told to `forget` them
+        self.users: WeakSet[Any] = WeakSet()  # those who rely on the current workers; told to `forget` them
         self.default_threads = available_threads()
         code = native_code()
         self._parallel = ctypes.CFUNCTYPE(

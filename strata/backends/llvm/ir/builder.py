@@ -476,7 +476,7 @@ class IrFunction:
         return names
 
     def vectors(self, count: Value, lanes: int, some: Callable[[Value, str | None], None]) -> None:
-        """some(at, mask) for so many elements: whole vectors in a loop, then what is left under a mask."""
+        """some(at, mask) for this many elements: whole vectors in a loop, then what is left under a mask."""
         whole = self.round_down(count, lanes)
         self.loop(0, whole, lanes, [], lambda at, _: some(at, None))
         rest = self.sub(count, whole)

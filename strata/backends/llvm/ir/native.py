@@ -173,7 +173,7 @@ def _barrier(node: Node, target: Target) -> NativeOp:
 
 @override("concat", whole=True)
 def _concat(node: Node, target: Target) -> NativeOp | None:
-    """Of very many inputs: as one kernel, each would be a loop of its own in the code."""
+    """Of very many inputs: as one kernel, each would be a separate loop in the code."""
     op: Any = node.op
     if len(node.inputs) <= op.many:
         return None

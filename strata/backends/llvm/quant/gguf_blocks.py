@@ -139,7 +139,7 @@ class Format:
 
     @cached_property
     def is_readable(self) -> bool:
-        """One group with d (and m behind it), or eight, with a scale for each 16 or 32; numbers in bytes or in bits."""
+        """One group with d (followed by m), or eight, with a scale for each 16 or 32; numbers in bytes or in bits."""
         block = self.block
         if not isinstance(block.q, gguf_fields.BitField) or not block.q.is_whole or len(block.q.values) not in (0, 16):
             return False

@@ -38,7 +38,7 @@ from strata.mir import Node, Op
 from strata.ops import gguf_blocks
 
 LEAST_K = 64  # below, there is nothing to gain
-MANY = 4  # from so many rows of x on, unpacking weights once for all of them pays
+MANY = 4  # from this many rows of x on, unpacking weights once for all of them pays
 # bytes of weights that a thread takes at once: streams want to be long, and all threads busy
 LEAST_CHUNK, MOST_CHUNK = 64 << 10, 384 << 10
 AHEAD = 512  # bytes between what is read and what is fetched: rows are too short for the processor to do it well

@@ -229,7 +229,7 @@ def group_query_attention(n: NodeView) -> tuple[Value, Value, Value]:
     bias = bias + n[10] if n.has(10) else bias
     bias = ops.broadcast_to(bias, (batch, heads, length, total))
     seen_k, seen_v = k, v
-    if n.has(11) or n.attr("smooth_softmax", 0) == 1:  # one more key, of which nothing is seen, with a score of its own
+    if n.has(11) or n.attr("smooth_softmax", 0) == 1:  # one more key, of which nothing is seen, with its own score
         zero = ops.zeros((), q.dtype)
         sink = ops.reshape(n[11], (1, heads, 1, 1)) if n.has(11) else zero
         bias = ops.concat([bias, ops.broadcast_to(sink, (batch, heads, length, 1))], 3)
