@@ -347,7 +347,7 @@ def emit_score(module: IrModule, spec: AttentionSpec, height: int, vectors: int)
     arithmetic = GemmArithmetic(spec.dtype, spec.accumulator, spec.accumulator, spec.target)
     parameters = [("ptr noalias", "k"), ("i64", "k_row"), ("ptr noalias", "q"), ("ptr noalias", "scores")]
     parameters += [("ptr noalias", "highest"), ("i64", "tiles")]
-    f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+    f = module.outlined(name, parameters)
     element, type_, size = memory_type(spec.accumulator), arithmetic.type, arithmetic.size
     wide, lanes = spec.padded(spec.query_rows), spec.lanes
     places = [f.address(element, "%highest", j * lanes) for j in range(vectors)]

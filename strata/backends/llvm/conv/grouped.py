@@ -158,7 +158,7 @@ class _BesideDriver(ConvDriver):
             ("ptr noalias", "args"), ("ptr noalias", "lines"), ("ptr noalias", "zeros"), ("i64", "first"),
             ("i64", "row"), ("i64", "column"), ("i64", "columns"),
         ]  # fmt: skip
-        f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+        f = module.outlined(name, parameters)
         tile = _Tile(f, self, height)
         reach = (height - 1) * window.stride[-1] + (window.kernel[-1] - 1) * window.dilation[-1]
         low = f.compare("sge", "i64", "%first", 0)

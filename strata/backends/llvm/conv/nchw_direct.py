@@ -356,7 +356,7 @@ class _Lines(PlaneDriver):
             ("ptr noalias", "args"), ("ptr noalias", "weights"), ("ptr noalias", "seen"), ("ptr noalias", "waiting"),
             ("i64", "row"), ("i64", "column"), ("i64", "columns"),
         ]  # fmt: skip
-        f = self.f.module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+        f = self.f.module.outlined(name, parameters)
         sums = self._sums(f, height, vectors, lanes)
         rows = [sums[i * vectors : (i + 1) * vectors] for i in range(height)]
         if self.spec.is_short:

@@ -292,7 +292,7 @@ def _emit_turn(module: IrModule, lanes: int) -> str:
         ("i64", "first"),
         ("i64", "count"),
     ]
-    f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+    f = module.outlined(name, parameters)
     type_ = memory_type(f32, lanes)
     places = [f.load("ptr", f.address("ptr", "%pixels", i), 8) for i in range(TURNED)]
 
@@ -330,7 +330,7 @@ def _emit_turn_back(module: IrModule, lanes: int, columns: int) -> str:
         ("i64", "tiles"),
         ("i64", "width"),
     ]
-    f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+    f = module.outlined(name, parameters)
     type_ = memory_type(f32, lanes)
 
     def back(m: Sequence[str]) -> list[str]:

@@ -94,7 +94,7 @@ class Micro:
     def _emit(self, module: IrModule) -> None:
         arithmetic, tile = self.arithmetic, self.tile
         parameters = [*_OPERANDS, ("ptr noalias", "c"), ("i64", "c_stride"), ("i64", "k"), ("i64", "resume")]
-        f = module.function(self.name, parameters, attributes="nounwind noinline", linkage="internal")
+        f = module.outlined(self.name, parameters)
         row_bytes = f.mul("%c_stride", arithmetic.size)
         rows = [f.address("i8", "%c", f.mul(i, row_bytes)) for i in range(tile.rows)]
         places = [(f.address("i8", rows[row], place), type_) for row, place, type_ in self._places]
@@ -120,7 +120,7 @@ class Micro:
     ) -> None:
         """Adds a function of A, B, k and more parameters that gives all sums, row by row, to `end` in registers."""
         every = [*_OPERANDS, ("i64", "k"), *parameters]
-        f = module.function(name, every, attributes="nounwind noinline", linkage="internal")
+        f = module.outlined(name, every)
         if self.blocks is None:
             sums = self._sums(f, [(self.arithmetic.type, value) for value in self._begun(f)])
         else:

@@ -28,7 +28,7 @@ class TilePacker:
                 ("ptr noalias", "source"), ("i64", "row_stride"), ("i64", "k_stride"), ("ptr noalias", "packed"),
                 ("i64", "rows"), ("i64", "k"),
             ]  # fmt: skip
-            self._emit(module.function(name, parameters, attributes="nounwind noinline", linkage="internal"))
+            self._emit(module.outlined(name, parameters))
         return name
 
     def emit_block(self, module: IrModule, height: int) -> str:
@@ -41,7 +41,7 @@ class TilePacker:
             ("ptr noalias", "source"), ("i64", "row_stride"), ("i64", "k_stride"), ("ptr noalias", "packed"),
             ("i64", "tiles"), ("i64", "k"),
         ]  # fmt: skip
-        f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+        f = module.outlined(name, parameters)
         whole_k = f.round_down(f.add("%k", self.group - 1), self.group)
 
         def one_by_one() -> None:

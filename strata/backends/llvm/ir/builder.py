@@ -150,6 +150,10 @@ class IrModule:
         self._functions[name] = made
         return made
 
+    def outlined(self, name: str, parameters: Sequence[tuple[str, str]]) -> IrFunction:
+        """A new function for other functions of this module, which is never inlined: its code exists once."""
+        return self.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+
     def add_text(self, name: str, text: str) -> None:
         """A function written out by hand; adding the same name again changes nothing."""
         self._functions.setdefault(name, text)
