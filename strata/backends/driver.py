@@ -24,7 +24,7 @@ class Launchable:
     constants: Mapping[str, np.ndarray] = MappingProxyType({})
     """What it reads beside its inputs, by its own names."""
     checks: Mapping[str, Any] = MappingProxyType({})
-    """Of these, words that are not 0 behind a run that fails, each with a `RunCheck`."""
+    """Of these, words that are not 0 after a run that fails, each with a `RunCheck`."""
 
     def __init__(self, kernel: Kernel, between: Sequence[Buffer] = ()) -> None:
         self.kernel, self.between = kernel, between

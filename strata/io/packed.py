@@ -201,7 +201,7 @@ class _Packed:
         return self.blocks(base, "u4", codes.T, scales.T, zero.T)
 
     def _awq_rows(self, base: str, codes: np.ndarray, zero: np.ndarray, scales: np.ndarray) -> GgufTensor:
-        """Codes [N, K]; scales and zero points [N, groups] with columns behind them that nothing belongs to."""
+        """Codes [N, K]; scales and zero points [N, groups] with columns after them that nothing belongs to."""
         group = self.groups[0] if self.groups else codes.shape[1]
         count = -(-codes.shape[1] // group)
         if scales.shape != zero.shape or scales.shape[1] < count:

@@ -139,7 +139,7 @@ def _moves(index: Expr, extent: Dim) -> bool:
 
 
 def _follows(load: Load, outer: Axis, inner: Axis) -> bool:
-    """Whether a load has one axis right behind the other."""
+    """Whether a load has one axis right after the other."""
     places = [(i, d) for i, d in zip(load.index, load.buffer.shape, strict=True) if _moves(i, d)]
     mine = [at for at, (i, _) in enumerate(places) if i.free & {outer, inner}]
     if len(mine) < 2 and all(places[at][1] == 1 for at in mine):  # it is used again, all but surely

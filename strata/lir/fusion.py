@@ -298,7 +298,7 @@ class _Grouper:
         return False
 
     def _is_summed(self, node: Node) -> bool:
-        """Whether floats are summed up behind a node before they are stored. The order of the sum follows from what it
+        """Whether floats are summed up after a node before they are stored. The order of the sum follows from what it
         reads, so that no size may decide whether that is stored."""
         stack, seen = [node], 0
         while stack and seen < 32:
@@ -310,7 +310,7 @@ class _Grouper:
         return False
 
     def _is_only_moved(self, node: Node) -> bool:
-        """Whether nothing is summed up behind a node before it is stored: loops over it can be cut into parts."""
+        """Whether nothing is summed up after a node before it is stored: loops over it can be cut into parts."""
         for _ in range(8):
             (value,) = node.outputs
             if value in self.stored:
@@ -356,9 +356,9 @@ class _Grouper:
         return behind and not self._is_epilogue(reader, x)
 
     def _find_products(self) -> dict[Value, Node]:
-        """Contractions, and what is computed from them element by element: the contraction behind each such value.
+        """Contractions, and what is computed from them element by element: the contraction of each such value.
 
-        What also reads the result of a step that is behind the contraction is computed after it, and is none of these.
+        What also reads the result of a step that is after the contraction is computed after it, and is none of these.
         """
         found: dict[Value, Node] = {}
         numbers: dict[int, int] = {}  # of contractions, a bit each
@@ -406,7 +406,7 @@ class _Grouper:
         return halves if first & second else []
 
     def _element_by_element(self, node: Node) -> set[int]:
-        """The nodes behind a value that read it, one after the other, element by element and alone."""
+        """The nodes after a value that read it, one after the other, element by element and alone."""
         found: set[int] = set()
         value = Value(node, 0)
         while len(self.users[value]) == 1 and value not in self.results and len(found) < MAX_DEPTH:

@@ -197,7 +197,7 @@ class Lir:
         return {s.name: s.kernel for s in self.schedule if s.kernel is not None}
 
     def walk(self) -> Iterator[tuple[Lir, Step]]:
-        """All steps, each with its plan: behind a step those of its bodies."""
+        """All steps, each with its plan: after a step those of its bodies."""
         for step in self.schedule:
             yield self, step
             for body in step.bodies:

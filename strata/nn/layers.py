@@ -175,7 +175,7 @@ class Function(Module):
 
 
 class Flatten(Module):
-    """All axes behind the first as one."""
+    """All axes after the first as one."""
 
     def __call__(self, x: Any) -> Tensor:
         y: Tensor = x.reshape((x.shape[0], -1))

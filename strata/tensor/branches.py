@@ -21,7 +21,7 @@ from strata.runtime import CompiledGraph, Session, run_price
 from strata.tensor.data import Handle, handle_of
 
 WORTH_A_BRANCH = 200e-6  # seconds of work by NumPy, below which a branch is not worth a thread
-MOST_JOINS = 32  # steps from the outputs down that branches are looked for behind
+MOST_JOINS = 32  # steps, from the outputs down, before which branches are looked for
 
 _threads = SharedThreads(max(2, min(16, os.cpu_count() or 2)), "strata-branch")
 

@@ -56,7 +56,7 @@ class Handle:
 
     @property
     def storage(self) -> Any:
-        """All of the memory, also what lies behind the sizes of the moment."""
+        """All of the memory, also what lies after the sizes of the moment."""
         array = self.array
         if type(array) is DeviceArray:
             return array.source if type(array.source) is DeviceArray else array

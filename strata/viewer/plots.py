@@ -217,7 +217,7 @@ def picture(pixels: Any, *, scale: int = 1) -> Picture:
 
 
 def bars(values: Mapping[str, float], shown: Mapping[str, str] | None = None, columns: int = 40) -> str:
-    """Bars for a terminal, one a line, with their numbers behind them."""
+    """Bars for a terminal, one a line, with their numbers after them."""
     most = max([*values.values(), 1e-300])
     wide = max(map(len, values), default=0)
     lines = []

@@ -45,6 +45,6 @@ def _fits(store: Store, last: Axis, each: int) -> bool:
     if form.terms.get(last) != 1 or any(last in atom.free for atom in others):
         return False
     if not others and form.constant == 0 and (last.extent,) == store.buffer.shape:
-        return True  # what is behind the last element belongs to nobody
+        return True  # what is after the last element belongs to nobody
     steps = [form.constant, last.extent, *others.values()]
     return all(isinstance(step, int) and step % each == 0 for step in steps)

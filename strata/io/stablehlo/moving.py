@@ -295,7 +295,7 @@ def _flat_index(table: Sizes, shape: Sizes, starts: dict[int, Value], place_of: 
 
 @rule("scatter")
 def scatter(module: ModuleReader, op: HloOp, given: list[Item]) -> list[Value]:
-    """Elements of updates at their numbers; those outside go to a place behind the end, which is dropped."""
+    """Elements of updates at their numbers; those outside go to a place after the end, which is dropped."""
     count = (len(given) - 1) // 2
     ids = given[count].value
     numbers = _numbers(op, "scatter_dimension_numbers")

@@ -191,7 +191,7 @@ def _split_reduction(node: Expr, is_kept: Callable[[Expr, Axis, Axis], bool] | N
 
 def _split_lying_apart(node: Expr) -> Expr:
     """A matmul whose terms a reshape has put together has the order of one without the reshape, where they lie one
-    behind the other in both factors: it is the same matmul."""
+    after the other in both factors: it is the same matmul."""
     if isinstance(node, Reduce) and node.is_rounded and node.sums_products:
         return _split_reduction(node, _lies_as_one)
     return _split_reduction(node)

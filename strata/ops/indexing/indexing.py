@@ -449,7 +449,7 @@ def aligned(x: Value, ids: Value, axis: int, what: str) -> tuple[Value, Value]:
 
 @function()
 def gather_nd(table: Operand, ids: Operand, batch_dims: int = 0, *, wrap: bool = False) -> Value:
-    """What the coordinates in the last axis of ids name, behind batch axes."""
+    """What the coordinates in the last axis of ids name, after the batch axes."""
     return GatherND(batch_dims, wrap)(as_value(table), as_ids(ids, "gather_nd"))
 
 

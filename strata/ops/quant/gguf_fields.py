@@ -16,7 +16,7 @@ from strata.ops.quant.gguf_codebooks import BOOKS, codebook
 
 Array = np.ndarray
 Digit = tuple[int, int, int]
-FLOAT8_UNIT = 2.0**-9  # the smallest step of an 8-bit float with three bits behind the point
+FLOAT8_UNIT = 2.0**-9  # the smallest step of an 8-bit float with three bits after the point
 THREES = (1, 3, 9, 27, 81)
 
 
@@ -35,7 +35,7 @@ class Bits:
 
     @cached_property
     def is_wide(self) -> bool:
-        """Whether bits of a number lie behind the byte that it begins in."""
+        """Whether bits of a number lie after the byte that it begins in."""
         return self.bit + sum((size - 1) * bits for size, _, bits in self.digits) + self.width > 8
 
     def place(self, number: int) -> tuple[int, int]:
@@ -140,7 +140,7 @@ class BitField:
 
 
 def float8_steps(code: int) -> int:
-    """An 8-bit float without sign, of four bits before and three behind, in its smallest steps; its NaN is 0."""
+    """An 8-bit float without sign, of four bits before and three after, in its smallest steps; its NaN is 0."""
     power, rest = code >> 3 & 15, code & 7
     return 0 if code == 127 else rest if power == 0 else (8 + rest) << power - 1
 
@@ -211,7 +211,7 @@ class Ternary:
         return sum(size * digits for _, size, digits in self.runs)
 
     def place(self, number: int) -> tuple[int, int]:
-        """The byte of a number, and the power of three that its digit is behind."""
+        """The byte of a number, and the power of three that its digit follows."""
         for first, size, digits in self.runs:
             if number < size * digits:
                 return first + number % size, THREES[number // size]

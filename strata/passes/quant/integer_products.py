@@ -3,7 +3,7 @@
     (x - zx) · sx  ×  (w - zw) · sw   =   (Σ x·w - zx·Σ w - zw·Σ x + n·zx·zw) · (sx · sw)
 
 The sum of bytes is exact in i32, where the sum of dequantised numbers is rounded at every step: results differ by what
-f32 loses. What is behind the matmul (bias, activation, quantisation of the result) becomes its kernel's epilogue, and
+f32 loses. What is after the matmul (bias, activation, quantisation of the result) becomes its kernel's epilogue, and
 sums of weights and products of scales are computed once, when parameters are bound.
 """
 

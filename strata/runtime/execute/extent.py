@@ -97,7 +97,7 @@ class Extents:
         return bool(self.active) and not any(self.reasons(axis) for axis in self.active)
 
     def run(self, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray], threads: int | None) -> None:
-        """Run at the active extents: what lies behind them in the outputs stays."""
+        """Run at the active extents: what lies after them in the outputs stays."""
         axes = frozenset(self.active)
         kinds = self._program(axes)._outputs
         empty = [axis for axis, actual in self.active.items() if not actual]

@@ -256,7 +256,7 @@ class QueryBlock(Attend):
         if not spec.is_positional:
             return 0, count
         height = spec.score_tiles.heights[0]
-        late = f.smax(0, f.smin(f.sub(f.add(position, 1), start), count))  # some row drops this key and those behind it
+        late = f.smax(0, f.smin(f.sub(f.add(position, 1), start), count))  # some row drops this key and those after it
         high = f.mul(f.op(f"udiv i64 {late}, {height}"), height)
         if spec.window is None:
             return 0, high
@@ -265,7 +265,7 @@ class QueryBlock(Attend):
         return f.smin(low, high), high
 
     def _kept_keys(self, position: Value, rows: Value, start: Value, count: Value) -> Value:
-        """How many of a block's keys the rows from a position on may keep; what lies behind has no weight."""
+        """How many of a block's keys the rows from a position on may keep; what lies after has no weight."""
         f, spec = self.f, self.spec
         if (spec.mask != "none" and spec.dropped is None) or not spec.is_positional:
             return count  # a row may have lost all of its keys to a mask

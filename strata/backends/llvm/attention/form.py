@@ -80,7 +80,7 @@ class AttentionSpec:
 
     @property
     def lowest(self) -> float:
-        """What maxima begin with, and what fills vectors behind the last key: no number is below. A row whose scores
+        """What maxima begin with, and what fills vectors after the last key: no number is below. A row whose scores
         are all -inf so has a maximum from which they differ, and a sum of 0."""
         return float(np.finfo(self.accumulator.np).min)
 

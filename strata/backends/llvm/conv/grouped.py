@@ -135,7 +135,7 @@ class _BesideDriver(ConvDriver):
         while_loop(f, start, lambda carried: f.compare("slt", "i64", carried[0], chunk.rows), tile)
 
     def _pixels_on(self, at: list[str], count: Value) -> list[Value]:
-        """The pixel behind some neighbouring ones of a line."""
+        """The pixel after some neighbouring ones of a line."""
         last = self.f.sub(self.f.add(at[-1], count), 1)
         return self._next_pixel([*at[:-1], str(last)])
 
@@ -188,7 +188,7 @@ class _BesideDriver(ConvDriver):
 class _Pixels:
     """A line of x under a tile for a vector of outputs, and the weights of the first tap and channel."""
 
-    places: dict[int, str]  # of pixels that are seen, by how far behind the first they are
+    places: dict[int, str]  # of pixels that are seen, by their distance from the first
     weights: str
     mask: str | None
 
@@ -342,7 +342,7 @@ class _Tile:
         return {away: f.select("ptr", present, place, "%zeros") for away, place in places.items()}
 
     def _checked_place(self, base: str, away: int, apart: Value) -> str:
-        """The address of the pixel this many columns behind the first, or of zeros."""
+        """The address of the pixel this many columns after the first, or of zeros."""
         f, element, spread = self.f, memory_type(self.spec.a), self.window.input_dilation[-1]
         at = index = f.add("%first", away)
         exact = "true"

@@ -78,7 +78,7 @@ class Lines:
 
     @property
     def reach(self) -> int:
-        """Elements of a phase that the last pixel sees behind its own."""
+        """Elements of a phase that the last pixel sees after its own."""
         return (self.window.kernel[-1] - 1) * self.window.dilation[-1] // self.window.stride[-1]
 
     @property

@@ -137,7 +137,7 @@ def emit_winograd(module: IrModule, spec: Winograd, epilogue: Epilogue | None = 
 
 
 class _WinogradDriver(GemmDriver):
-    """The matmul driver: sixteen matmuls in a chunk, and the transforms before and behind them."""
+    """The matmul driver: sixteen matmuls in a chunk, and the transforms before and after them."""
 
     def __init__(self, f: IrFunction, spec: Winograd, finish: str) -> None:
         super().__init__(f, spec.product, finish)
@@ -173,7 +173,7 @@ class _WinogradDriver(GemmDriver):
         return [image, f.sub(line, f.mul(image, self.tiles[0])), f.sub(flat, f.mul(line, self.tiles[1]))]
 
     def _tiles_on(self, at: Sequence[Value], count: Value) -> list[Value]:
-        """The tile behind some neighbours of one line."""
+        """The tile after some neighbours of one line."""
         f = self.f
         column = f.add(at[2], count)
         ends = f.compare("sge", "i64", column, self.tiles[1])

@@ -187,7 +187,7 @@ class GemmArithmetic:
         return vector(element, 2 * self.lanes)
 
     def _first(self, f: IrFunction, address: Value, valid: Value, word: str) -> str:
-        """The first `valid` elements at an address as an integer, reading nothing behind them."""
+        """The first `valid` elements at an address as an integer, reading nothing after them."""
         element, size = memory_type(self.a), self.a.itemsize
         result = constant(word, 0)
         for i in range(self.group - 1):  # a group that is not whole lacks its last element

@@ -207,7 +207,7 @@ class GemmDriver:
             part = f.op(f"urem i64 {index}, {parts}")
             begins, later = f.compare("eq", "i64", part, 0), f.compare("sgt", "i64", index, 0)
             f.if_(f.binary("and", "i1", begins, later), lambda: self._join(chunk, f.sub(index, parts), self.totals))
-            body(GemmBlock(start, length, part, "false"))  # sums are finished behind the loop
+            body(GemmBlock(start, length, part, "false"))  # sums are finished after the loop
 
         f.loop(0, self.blocks, 1, [], one)
 

@@ -93,7 +93,7 @@ class MatrixKernel:
     batch: tuple[Axis, ...]
     along: tuple[tuple[Dim, str], ...] = ()  # 1 where a matrix may be read along its rows, else 0; its buffer
     second: Reduce | None = None  # the other matmul of a pair
-    apart: Dim = 0  # how far behind B's start its B starts, in elements
+    apart: Dim = 0  # how far after B's start its B starts, in elements
 
     def extent(self, axis: Axis | None) -> Dim:
         return 1 if axis is None else axis.extent

@@ -32,7 +32,7 @@ class TilePacker:
         return name
 
     def emit_block(self, module: IrModule, height: int) -> str:
-        """`void pack_a(source, row stride, k stride, packed, tiles, k)`: tiles of one height, one behind the other."""
+        """`void pack_a(source, row stride, k stride, packed, tiles, k)`: tiles of one height, one after the other."""
         tile = self.emit(module)
         name = f"{tile}_{height}_rows"
         if module.has(name):

@@ -264,7 +264,7 @@ class Reductions(Loops):
         return [a.finish(a.from_zero(s, 1), 1) for a, s in zip(totals, final, strict=True)]
 
     def _rest_of_row(self, low: Value, high: Value, single: int) -> list[LoopSegment]:
-        """What is left of a row behind its whole steps: single registers, then a masked one or one by one. Where the
+        """What is left of a row after its whole steps: single registers, then a masked one or one by one. Where the
         length is not known, all of them under masks."""
         if low == high:
             return []

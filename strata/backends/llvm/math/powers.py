@@ -22,7 +22,7 @@ from strata.backends.llvm.math.logs import INVERSES, LOG, LOG2_E, LOG_NEAR, log_
 
 _INF: Final = math.inf
 
-# what is left of (log((1 + s) / (1 - s)) - 2s) / s³ behind ⅔, divided by s²; and ⅔ in two words
+# what is left of (log((1 + s) / (1 - s)) - 2s) / s³ after ⅔, divided by s²; and ⅔ in two words
 _LOG_TAIL = (
     0.39999999999999997, 0.28571428571435653, 0.22222222218511686, 0.18181818921642132, 0.1538454308470165,
     0.1333715833861458, 0.11653266543585238, 0.12192267677956177,

@@ -173,7 +173,7 @@ class Format:
 
     def fold(self, f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
         if self.is_single:
-            if self.block.m:  # d and m are read at once, with two fields behind them that nothing looks at
+            if self.block.m:  # d and m are read at once, with two fields after them that nothing looks at
                 raw = load_at(f, "<4 x half>", head.at, self.block.d.byte)
                 found = f.convert("fpext", "<4 x half>", raw, PAIR)
             else:

@@ -187,7 +187,7 @@ def _parts(f: IrFunction, x: str, group: Value) -> list[str]:
 
 
 def _behind_the_end(f: IrFunction, x: str, group: str, groups: str, whole: str) -> list[str]:
-    """The 32 elements of a group, of rows that have zeros behind their elements up to a whole step."""
+    """The 32 elements of a group, of rows that have zeros after their elements up to a whole step."""
     row, at = (f.op(f"{op} i64 {group}, {whole}") for op in ("udiv", "urem"))
     is_there = f.compare("slt", "i64", at, groups)
 
