@@ -121,7 +121,7 @@ def page(found: Sequence[Curves]) -> str:
             "",
             "The same data, the same start, AdamW in f32 on two threads; the dark line is strata's loss, the pale one",
             "under it torch's.",
-            "What differs is rounding: sums in another order, grown by the steps in between.",
+            "The gaps are rounding: sums are added in another order, and later steps amplify the difference.",
             "",
             "![loss curves](training.svg)",
             "",

@@ -97,7 +97,7 @@ def follow(page: Path) -> None:
 
 
 def run_page(page: Path, *, followed: bool = False) -> Iterator[tuple[Block, str]]:
-    """Run the blocks of a page in a folder of their own; gives each with what it printed.
+    """Run the blocks of a page in their own folder; gives each with what it printed.
 
     Where the page was followed, what it puts into files is there already."""
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -174,7 +174,7 @@ What `strata.__all__` lists is on this page. [Functions of tensors](reference/fu
 `x.softmax()`, and `st.ops.softmax(v)` on values of a graph), the [Array API](reference/xp.md), [layers and
 optimisers](reference/nn.md), [blocks, transforms and passes](reference/compiler.md), [running, caches and
 settings](reference/runtime.md), [files](reference/files.md), [models](reference/models.md), [ONNX Runtime's
-interface](reference/ort.md) and [errors](reference/errors.md) have pages of their own. Each example starts after this
+interface](reference/ort.md) and [errors](reference/errors.md) have their own pages. Each example starts after this
 one.
 """
 SECTIONS = {

@@ -7,7 +7,7 @@ Pages are staged in build/docs: notebooks become pages with their outputs, publi
 guide to the viewer has the page that its program writes, and links to files of the source tree lead to pages that show
 them, line by line.
 
-A version has a folder of its own, build/site/0.2.0. Folders of other versions stay, and every page has a menu of them;
+A version has its own folder, build/site/0.2.0. Folders of other versions stay, and every page has a menu of them;
 build/site/index.html leads to the newest, as errors/S102.html does to its section about S102.
 """
 

@@ -88,7 +88,7 @@ def _take_hashable(value: Any) -> Any:
 
 
 def _take_array(value: Any) -> Any:
-    """What NumPy can read, read: a list of other things is no array."""
+    """What NumPy can read, as an array; a list of other things is not one."""
     numpy = sys.modules["numpy"]
     if isinstance(value, numpy.ndarray):
         return value
@@ -154,7 +154,7 @@ def kind_of(annotation: Any) -> Kind | None:
     if base is type:
         return _instance(type)
     if issubclass(base, collections.abc.Mapping):
-        return _mapping(base, *(kind_of(a) for a in args)) if len(args) == 2 else _mapping(base, None, None)
+        return _mapping(*(kind_of(a) for a in args)) if len(args) == 2 else _mapping(None, None)
     if base is tuple and args and args[-1] is not Ellipsis:
         return _fixed(tuple(kind_of(a) for a in args if a != ()))
     if base in _SEQUENCES:
@@ -223,7 +223,7 @@ def _instance(cls: type) -> Kind:
     return Kind(words, take, () if cls is type else (cls,))
 
 
-def _mapping(base: type, key: Kind | None, item: Kind | None) -> Kind:
+def _mapping(key: Kind | None, item: Kind | None) -> Kind:
     words = "a mapping"
     if key is not None and item is not None:
         words += f" of {_plural(key.words)} to {_plural(item.words)}"

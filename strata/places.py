@@ -28,7 +28,7 @@ _MOST_KEPT = 4096  # files, and lines, that are remembered
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line in the user's program, or a part of a file that is no program: a node of a model."""
+    """A line in the user's program, or a part of a file that is not a program: a node of a model."""
 
     file: str
     line: int

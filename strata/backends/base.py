@@ -169,7 +169,7 @@ class FastCall(Protocol):
         results; gives the results, or None where the caller has to go the long way."""
 
     def wants(self, asked: int | None) -> bool:
-        """Whether it has to learn of a run on so many threads."""
+        """Whether it has to be told of a run on this many threads."""
 
     def learn(self, executable: Any, inputs: Sequence[Any], outputs: Sequence[Any], asked: int | None) -> None:
         """Told of a run that went the long way, with name, dtype and shape of its inputs; may keep its outputs."""
@@ -227,7 +227,7 @@ class Capabilities:
     host_arrays: bool = False
     """Arrays are NumPy's: ops of a small program may as well run one by one."""
     of_processor: ProcessorShare | None = None
-    """How fast it is where it runs on this processor; None: it has a device of its own."""
+    """How fast it is where it runs on this processor; None: it has its own device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +268,11 @@ class Backend(ABC):
         return type(op).lower is not Op.lower and op.has_rule("lower")
 
     def reads_views(self, node: Node) -> bool:
-        """Whether a node that is a step of its own reads evenly spaced elements in place."""
+        """Whether a node that is a separate step reads evenly spaced elements in place."""
         return False
 
     def runs_whole(self, node: Node) -> bool:
-        """Whether a node that could be part of a kernel is better a step of its own."""
+        """Whether a node that could be part of a kernel is better as a separate step."""
         return False
 
     def runs_on_host(self, node: Node) -> bool:

@@ -45,7 +45,7 @@ class LaunchedCopies:
         self.driver = driver
 
     def rows(self, source: Operand, target: Operand, count: int, width: int, pitches: tuple[int, int]) -> Launch:
-        """Rows of `width` bytes that lie so many bytes apart, and come to lie so many."""
+        """Rows of `width` bytes, and their distances in bytes at the source and at the target."""
         word = gcd(gcd(width, 8), gcd(*pitches))
         sizes = {"n": count * (width // word), "w": width // word, "a": pitches[0] // word, "b": pitches[1] // word}
         return Launch(self.driver.made(_spread(_WORDS[word])), (source, target), sizes)

@@ -1,4 +1,4 @@
-"""What a device with memory of its own brings: buffers, copies, kernels and their launches."""
+"""What a device with its own memory brings: buffers, copies, kernels and their launches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Launchable:
     writes_over: bool = False
     """Whether it may write an output where it reads an input at the same places."""
     constants: Mapping[str, np.ndarray] = MappingProxyType({})
-    """What it reads beside its inputs, by names of its own."""
+    """What it reads beside its inputs, by its own names."""
     checks: Mapping[str, Any] = MappingProxyType({})
-    """Of these, words that are not 0 behind a run that fails, each with a `RunCheck`."""
+    """Of these, words that are not 0 after a run that fails, each with a `RunCheck`."""
 
     def __init__(self, kernel: Kernel, between: Sequence[Buffer] = ()) -> None:
         self.kernel, self.between = kernel, between
@@ -89,7 +89,7 @@ class DeviceDriver(ABC):
 
     @abstractmethod
     def allocate(self, size: int) -> Any:
-        """A buffer of at least so many bytes; OutOfMemoryError where there is no room for it."""
+        """A buffer of at least this many bytes; OutOfMemoryError where there is no room for it."""
 
     @abstractmethod
     def release(self, buffer: Any) -> None:
@@ -113,7 +113,7 @@ class DeviceDriver(ABC):
         """Fill a contiguous array from the start of a buffer, when all that was asked for before is done."""
 
     def read_later(self, buffer: Any, array: np.ndarray) -> Callable[[], None]:
-        """As `read`, of what is there after all that was asked for until now; the call that it gives waits for that."""
+        """As `read`, of the contents after everything asked for until now; the call that it returns waits for that."""
         self.read(buffer, array)
         return lambda: None
 
@@ -154,7 +154,7 @@ class DeviceDriver(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait for all that was launched; what went wrong there is raised here."""
+        """Wait for everything that was launched, and raise what went wrong there."""
 
     # memory that others share
 

@@ -2,7 +2,7 @@
 
 A scan of known length is its turns one after the other, one CUDA graph where that is not too long, or blocks of turns
 that the host hands over without waiting. The launches of a branch are guarded by a flag in memory, so that only the one
-that is taken does anything. A while loop is blocks of guarded turns: the host reads flags behind each block.
+that is taken does anything. A while loop is blocks of guarded turns: the host reads flags after each block.
 
 Carries go from one buffer to another and back, or stay where a body updates them in place. Rows of inputs and of
 stacked results lie where a turn's number says; those that do not begin at whole lines are put further apart first.
@@ -72,7 +72,7 @@ class Control(Launchable):
 
 
 class _StepMemory:
-    """Places in the scratch memory of a step, one behind the other."""
+    """Places in the scratch memory of a step, one after the other."""
 
     def __init__(self, area: Operand | None) -> None:
         self.area = area or (0, 0)
@@ -144,7 +144,7 @@ class ScanLoop(Control):
             return body.turn(sizes, area, moving, consts if varies else (), [*leave, *row[given:]], kept[0])
 
         def place_of(i: int, t: int, *, ends: bool) -> Operand:
-            """Where carry i lies behind t turns; with `ends`, as the first values and the results have it."""
+            """Where carry i lies after t turns; with `ends`, as the first values and the results have it."""
             if stays[i] or (ends and t == 0):
                 return inputs[i]
             if over[i]:

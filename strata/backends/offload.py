@@ -241,7 +241,7 @@ class OffloadExecutable(Executable):
             result = made.get(name)
             if result is None:
                 result = run.leaf(name)
-            elif name in seen:  # each result has memory of its own
+            elif name in seen:  # each result has its own memory
                 result = result.copy()
             seen.add(name)
             results.append(result)
@@ -456,7 +456,7 @@ class _Run:
         return made
 
     def leaf(self, name: str) -> Any:
-        """A result that no step makes, in memory of its own where it is on the device."""
+        """A result that no step makes, in its own memory where it is on the device."""
         if name in self.recipe.inputs:
             given = self.inputs[self.recipe.inputs.index(name)]
             return given.copy() if isinstance(given, DeviceArray) and name not in self.hosted else self.array(name)

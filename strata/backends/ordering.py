@@ -2,7 +2,7 @@
 
 An element's rank is the number of elements that come before it: as many comparisons as there are pairs, all of them
 independent, which is what a GPU has too many of. Longer rows are runs that are sorted so, and then merged in pairs: an
-element goes as far behind its place as the other run has elements that come before it, which a binary search tells.
+element goes as far after its place as the other run has elements that come before it, which a binary search tells.
 """
 
 from __future__ import annotations

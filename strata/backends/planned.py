@@ -95,7 +95,7 @@ PLANNED = {"metal": MetalTarget, "mlx": MetalTarget, "rocm": RocmTarget, "tpu": 
 
 
 def no_device(name: str) -> DeviceError:
-    """There is no device of a target's name: another one runs its programs."""
+    """A target's name is not a device: another device runs its programs."""
     runner, needs = RUN_BY[name]
     return DeviceError(
         f"{name!r} is a target to plan for, not a device; {runner!r} runs its programs", code="E101",

@@ -86,7 +86,7 @@ def _settings() -> dict[str, object]:
 
 
 def _memories() -> dict[str, object]:
-    """Devices with memory of their own: what they are, and how much of it there is."""
+    """Devices with their own memory: what they are, and how much of it there is."""
     from strata.backends import backend_for
     from strata.cli.show import size
     from strata.runtime import devices
@@ -97,7 +97,7 @@ def _memories() -> dict[str, object]:
         if backend.home is not None:
             total = backend.home.total_bytes()
             about = [backend.description, f"{size(total)} of memory" if total is not None else ""]
-            found[f"device {name}"] = ", ".join(part for part in about if part) or "memory of its own"
+            found[f"device {name}"] = ", ".join(part for part in about if part) or "its own memory"
     return found
 
 

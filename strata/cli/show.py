@@ -32,7 +32,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     for name in columns:
         made.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(escape(str(cell)) for cell in row))  # a list in brackets is no markup
+        made.add_row(*(escape(str(cell)) for cell in row))  # a list in brackets is not markup
     console().print(made)
 
 
@@ -54,7 +54,7 @@ def size(count: float) -> str:
 
 
 def unit(count: float) -> tuple[str, float]:
-    """The unit that so many bytes are shown in, and its size: `("MB", 1e6)`."""
+    """The unit that this many bytes are shown in, and its size: `("MB", 1e6)`."""
     names = ("B", "kB", "MB", "GB")
     at = next((i for i in range(3) if count < 1000 ** (i + 1)), 3)
     return names[at], 1000.0**at

@@ -76,7 +76,7 @@ class Meter:
             raise over_budget(self.setting, self.spent, self.what, is_all=False)
 
     def has(self, amount: int) -> bool:
-        """Whether so much more would fit."""
+        """Whether this much more would fit."""
         return self.spent + amount <= self.limit
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from math import gcd, prod
 from operator import index
@@ -48,11 +48,17 @@ class SizeCall:
     a: Dim
     b: Dim
     depth: int  # calls inside each other
+    _text: str | None = field(default=None, init=False, repr=False)  # once it was asked for: terms are sorted by text
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make_call, (self.kind, self.a, self.b)
 
     def __str__(self) -> str:
+        if self._text is None:
+            object.__setattr__(self, "_text", self._shown())
+        return str(self._text)
+
+    def _shown(self) -> str:
         if self.kind in ("min", "max"):
             return f"{self.kind}({self.a}, {self.b})"
         return f"{_wrap(self.a)} {'//' if self.kind == 'floordiv' else '%'} {_wrap(self.b)}"

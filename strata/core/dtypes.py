@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 @hot
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """One element type. `rank` orders types for promotion; `f32[4, 8]` makes a tensor type."""
+    """One element type. `rank` orders types for promotion; `f32[4, 8]` makes a tensor type.
+
+    The compiler asks for what follows from the kind at every element of every expression, so these are fields, too.
+    """
 
     name: str  # short, used in IR text: f32
     long_name: str  # NumPy's and torch's: float32
@@ -29,35 +32,26 @@ class DType:
     bits: int
     rank: int
     np: np.dtype[Any]
+    itemsize: int = field(init=False)
+    is_bool: bool = field(init=False)
+    is_float: bool = field(init=False)
+    is_int: bool = field(init=False)
+    is_signed: bool = field(init=False)
+    is_complex: bool = field(init=False)
+    is_inexact: bool = field(init=False)  # float or complex: the types that derivatives exist for
 
-    @property
-    def itemsize(self) -> int:
-        return self.np.itemsize
-
-    @property
-    def is_bool(self) -> bool:
-        return self.kind == "bool"
-
-    @property
-    def is_float(self) -> bool:
-        return self.kind == "float"
-
-    @property
-    def is_int(self) -> bool:
-        return self.kind in ("int", "uint")
-
-    @property
-    def is_signed(self) -> bool:
-        return self.kind in ("int", "float", "complex")
-
-    @property
-    def is_complex(self) -> bool:
-        return self.kind == "complex"
-
-    @property
-    def is_inexact(self) -> bool:
-        """Float or complex: the types that derivatives exist for."""
-        return self.kind in ("float", "complex")
+    def __post_init__(self) -> None:
+        facts = {
+            "itemsize": self.np.itemsize,
+            "is_bool": self.kind == "bool",
+            "is_float": self.kind == "float",
+            "is_int": self.kind in ("int", "uint"),
+            "is_signed": self.kind in ("int", "float", "complex"),
+            "is_complex": self.kind == "complex",
+            "is_inexact": self.kind in ("float", "complex"),
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     @property
     def accumulator(self) -> DType:

@@ -12,7 +12,7 @@ Advance = Callable[..., None]  # advance(count=1, note="")
 
 @contextmanager
 def progress(what: str, total: int | None, *, wanted: bool | None = None, keep: bool = False) -> Iterator[Advance]:
-    """A function to call with how many more are done, and a note to show behind them (a text,
+    """A function to call with how many more are done, and a note to show after them (a text,
     or a function that makes one); `total=` sets a new total.
 
     Bars go to standard error, where that is a terminal; `wanted` says otherwise. `keep` leaves the bar there.

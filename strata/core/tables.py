@@ -1,4 +1,4 @@
-"""Caches in the process: one bounded table with one make-once, and the list of all tables that there are."""
+"""Caches in the process: one bounded table with one make-once, and the list of all tables."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Table(Generic[K, V]):
             self._shrink(self.capacity)
 
     def shrink(self, most: int) -> None:
-        """Drop entries until at most so many are left."""
+        """Drop entries until at most this many are left."""
         with self._lock:
             self._shrink(most)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Final
 
 from strata.errors import CompileError, OptionError
@@ -39,7 +39,7 @@ _LINUX_NAMES: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Target:
     """A processor: its name for the code generator, instruction-set features, vector width, registers and caches."""
 
@@ -58,7 +58,7 @@ class Target:
     def has(self, feature: str) -> bool:
         return feature in self.features
 
-    @property
+    @cached_property
     def has_fma(self) -> bool:
         return "fma" in self.features or "neon" in self.features
 
@@ -66,22 +66,22 @@ class Target:
     def has_avx2(self) -> bool:
         return "avx2" in self.features
 
-    @property
+    @cached_property
     def has_avx512(self) -> bool:
         return {"avx512f", "avx512vl", "avx512dq", "avx512bw"} <= set(self.features)
 
-    @property
+    @cached_property
     def has_f16c(self) -> bool:
         return "f16c" in self.features or "neon" in self.features
 
-    @property
+    @cached_property
     def feature_text(self) -> str:
         """As the code generator takes it: `+avx2,+fma`."""
         # without the last one, 512-bit operations are split in two on cores that are tuned to avoid them
         wide = ["-prefer-256-bit"] if self.vector_bytes == 64 else []
         return ",".join([f"+{feature}" for feature in self.features] + wide)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Everything that can change the generated code, for cache keys."""
         return (

@@ -38,7 +38,7 @@ class ThreadTransport:
 def local_groups(size: int, *, timeout: float = 60.0) -> list[Group]:
     """A group of threads: one view of it for each."""
     if size < 1:
-        raise OptionError(f"group: {size} members are none", code="O630")
+        raise OptionError(f"group: the number of members is at least 1, got {size}", code="O630")
     lines = [[queue.SimpleQueue[Any]() for _ in range(size)] for _ in range(size)]
     return [Group(ThreadTransport(rank, lines, timeout=timeout)) for rank in range(size)]
 

@@ -36,7 +36,7 @@ class LoraOptions:
     batch: int = 4
     length: int = 128
     warmup: int = 0
-    max_norm: float = 1.0  # of all gradients together; 0 is no limit
+    max_norm: float = 1.0  # of all gradients together; 0 means no limit
     seed: int = 0
     memory_limit: int | None = None  # bytes
 
@@ -114,7 +114,7 @@ def first_changes(model: Decoder, options: LoraOptions) -> dict[str, LowRank]:
 
 
 def token_rows(model: Decoder, texts: Sequence[str], options: LoraOptions) -> np.ndarray:
-    """All texts as rows of length + 1 tokens, one behind the other, ends of texts marked."""
+    """All texts as rows of length + 1 tokens, one after the other, ends of texts marked."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise OptionError("finetune: texts are a list of texts", code="O685")
     flat: list[int] = []

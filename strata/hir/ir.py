@@ -312,7 +312,7 @@ class BlockBuilder:
     # ---------------------------------------------------------------------------------------------------------- labels
 
     def named(self, label: str, build: Callable[[Any], Any]) -> Any:
-        """What `build(module)` makes, under a label of its own."""
+        """What `build(module)` makes, under its own label."""
         before, self._name_for_next = self._name_for_next, label
         try:
             return build(self)

@@ -175,7 +175,7 @@ class _GgufReader:
         return value
 
     def string(self, limit: int | None = None) -> str:
-        """A text; with a limit, a name: of at most so many bytes, and nothing but UTF-8."""
+        """A text; with a limit, a name: of at most this many bytes, and nothing but UTF-8."""
         size = self.count()
         if size > (self.left if limit is None else min(limit, self.left)):
             raise self.fail(f"a string of {size} bytes at byte {self.at} does not fit")

@@ -113,7 +113,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[Any, ...], bool, np.dtype[Any]]:
     if not is_shape or not isinstance(is_fortran, bool):
         raise ValueError(f"its header has the shape {str(shape)[:80]} and the order {str(is_fortran)[:20]}")
     if dtype.hasobject or dtype.kind not in "biufcV":
-        raise ValueError(f"it holds {dtype}, no numbers")
+        raise ValueError(f"it holds {dtype}, not numbers")
     return shape, is_fortran, dtype
 
 

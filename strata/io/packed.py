@@ -137,7 +137,7 @@ class _Packed:
         return value
 
     def group(self, name: str, k: int, count: int) -> int:
-        """The columns that share a scale where a row has so many; of the last group there may be fewer."""
+        """The columns that share a scale in a row of this length; the last group may be shorter."""
         if count == 1:
             return k
         sizes = (*self.groups, *(columns for _, columns in self.squares), *([k // count] if k % count == 0 else []))
@@ -184,7 +184,7 @@ class _Packed:
     # --------------------------------------------------------------------------------------------------------- layouts
 
     def _awq(self, base: str) -> GgufTensor:
-        """Words [K, N/8] of eight columns in an order of their own; or, for products with vectors, [N, K/8]."""
+        """Words [K, N/8] of eight columns in their own order; or, for products with vectors, [N, K/8]."""
         bits = self.whole("bits", self.whole("w_bit", 4))
         form = next((f for f in map(self.settings.get, ("version", "format", "checkpoint_format")) if f), "gemm")
         if bits != 4 or str(form).lower() not in ("gemm", "gemv"):
@@ -201,7 +201,7 @@ class _Packed:
         return self.blocks(base, "u4", codes.T, scales.T, zero.T)
 
     def _awq_rows(self, base: str, codes: np.ndarray, zero: np.ndarray, scales: np.ndarray) -> GgufTensor:
-        """Codes [N, K]; scales and zero points [N, groups] with columns behind them that nothing belongs to."""
+        """Codes [N, K]; scales and zero points [N, groups] with columns after them that nothing belongs to."""
         group = self.groups[0] if self.groups else codes.shape[1]
         count = -(-codes.shape[1] // group)
         if scales.shape != zero.shape or scales.shape[1] < count:
@@ -444,7 +444,7 @@ def _halves_of_pairs(pairs: np.ndarray) -> np.ndarray:
 
 
 def _fields(words: np.ndarray, bits: int) -> np.ndarray:
-    """The parts of words [.., n] of so many bits, the lowest first and over the ends of words: u8[.., 32 n / bits]."""
+    """Words [.., n] as fields of `bits` bits, the lowest first, also across words: u8[.., 32 n / bits]."""
     raw = np.ascontiguousarray(words, np.int32).view(np.uint8).reshape(*words.shape[:-1], 4 * words.shape[-1])
     if bits == 8:
         return raw

@@ -79,7 +79,7 @@ def _sum(a: LinearIndex, b: LinearIndex, sign: int) -> LinearIndex:
 
 
 def _recombine(terms: dict[ir.Expr, Dim], constant: Dim) -> LinearIndex:
-    """(x // d) * d * m + (x % d) * m becomes x * m; x may bring a constant of its own."""
+    """(x // d) * d * m + (x % d) * m becomes x * m; x may bring its own constant."""
     for atom, coefficient in list(terms.items()):
         if not (isinstance(atom, ir.Scalar) and atom.name == "mod" and atom in terms):
             continue

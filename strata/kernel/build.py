@@ -260,7 +260,7 @@ class KernelBuilder:
 
 
 def _same_axes(shape: Shape, other: Shape, index: Sequence[Expr]) -> tuple[list[Expr], Shape, Shape, Sequence[Expr]]:
-    """The index of axes of another shape that are first in both, and what is behind them. Of axes of one element, some
+    """The index of axes of another shape that are first in both, and what is after them. Of axes of one element, some
     are in one shape alone; those that are read at an axis count first."""
     found: list[Expr] = []
     at = 0

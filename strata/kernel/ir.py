@@ -67,11 +67,7 @@ class Expr:
     dtype: DType
     free: frozenset[Axis]
     is_index: bool = False
-
-    @property
-    def inputs(self) -> tuple[Expr, ...]:
-        """Direct subexpressions, the body of a reduction included."""
-        return ()
+    inputs: tuple[Expr, ...] = ()  # direct subexpressions, the body of a reduction included
 
     def __add__(self, other: Any) -> Expr:
         return apply("add", self, other)
@@ -247,7 +243,7 @@ def size(dim: Dim) -> Expr:
 class Load(Expr):
     """buffer[index]; where `where` is false the value is 0 and the index may be anything."""
 
-    __slots__ = ("buffer", "index", "where")
+    __slots__ = ("buffer", "index", "inputs", "where")
     __match_args__ = ("buffer", "index", "where")
     buffer: Buffer
     index: tuple[Expr, ...]
@@ -255,18 +251,15 @@ class Load(Expr):
 
     def __new__(cls, buffer: Buffer, index: tuple[Expr, ...], where: Expr | None = None) -> Self:
         index = tuple(map(as_index, index))
-        free = _union((*index, where) if where is not None else index)
-        return _intern(cls, (buffer, index, where), buffer.dtype, free, buffer=buffer, index=index, where=where)
-
-    @property
-    def inputs(self) -> tuple[Expr, ...]:
-        return self.index if self.where is None else (*self.index, self.where)
+        inputs = index if where is None else (*index, where)
+        fields = {"buffer": buffer, "index": index, "where": where}
+        return _intern(cls, tuple(fields.values()), buffer.dtype, _union(inputs), inputs=inputs, **fields)
 
 
 class Scalar(Expr):
     """A function of the scalar table."""
 
-    __slots__ = ("args", "is_index", "name")
+    __slots__ = ("args", "inputs", "is_index", "name")
     __match_args__ = ("name", "args")
     name: str
     args: tuple[Expr, ...]
@@ -274,11 +267,8 @@ class Scalar(Expr):
 
     def __new__(cls, name: str, args: tuple[Expr, ...], dtype: DType) -> Self:
         is_index = dtype is i64 and _makes_index(name, args)
-        return _intern(cls, (name, args, dtype), dtype, _union(args), name=name, args=args, is_index=is_index)
-
-    @property
-    def inputs(self) -> tuple[Expr, ...]:
-        return self.args
+        fields = {"name": name, "args": args, "inputs": args, "is_index": is_index}
+        return _intern(cls, (name, args, dtype), dtype, _union(args), **fields)
 
 
 def is_product(x: Expr) -> bool:
@@ -296,7 +286,7 @@ def _makes_index(name: str, args: tuple[Expr, ...]) -> bool:
 class _Fold(Expr):
     """Terms along axes that it binds, joined."""
 
-    __slots__ = ("body", "kind", "order")
+    __slots__ = ("body", "inputs", "kind", "order")
     kind: str
     body: Expr
     order: str  # in which rounded terms are joined (see `order.py`); "" until it is found
@@ -317,7 +307,7 @@ class Reduce(_Fold):
     def __new__(cls, kind: str, axes: tuple[Axis, ...], body: Expr, order: str = "") -> Self:
         dtype = i64 if kind in ("argmax", "argmin") else body.dtype
         free, fields = body.free - frozenset(axes), {"kind": kind, "axes": axes, "body": body, "order": order}
-        return _intern(cls, tuple(fields.values()), dtype, free, **fields)
+        return _intern(cls, tuple(fields.values()), dtype, free, inputs=(body,), **fields)
 
     @property
     def sums_products(self) -> bool:
@@ -327,10 +317,6 @@ class Reduce(_Fold):
     def over(self, axes: tuple[Axis, ...], body: Expr) -> Reduce:
         """The same reduction of another body, in the same order."""
         return Reduce(self.kind, axes, body, self.order)
-
-    @property
-    def inputs(self) -> tuple[Expr, ...]:
-        return (self.body,)
 
 
 class Scan(_Fold):
@@ -348,15 +334,11 @@ class Scan(_Fold):
         position = as_index(position)
         free = (body.free - frozenset((axis,))) | position.free
         fields = {"kind": kind, "axis": axis, "body": body, "position": position, "exclusive": exclusive}
-        return _intern(cls, (*fields.values(), order), body.dtype, free, order=order, **fields)
+        return _intern(cls, (*fields.values(), order), body.dtype, free, inputs=(body, position), order=order, **fields)
 
     def over(self, axis: Axis, body: Expr, position: Expr) -> Scan:
         """The same running reduction of another body, in the same order."""
         return Scan(self.kind, axis, body, position, self.exclusive, self.order)
-
-    @property
-    def inputs(self) -> tuple[Expr, ...]:
-        return (self.body, self.position)
 
 
 def _union(parts: Iterable[Expr]) -> frozenset[Axis]:

@@ -9,15 +9,15 @@ rows. So its order is found from the way its terms lie in memory, and never from
     products   how matmuls and convolutions are summed: one term after the other, in blocks of PRODUCTS terms
     serial     one term after the other, without blocks: how sums of blocks are joined
 
-CHAINS is a number of registers (REGISTERS) times the lanes of one. Rows and columns are summed in blocks of so many
-terms, each from zero, whose sums are joined in their order. A block is what one thread sums at least, and rounding
-grows with the blocks, not the terms. What is left of a row behind the last CHAINS terms goes to as many chains as a
-register has lanes; what is left behind those, to the first of these where lanes can be switched off, and else to their
-sum, term by term.
+CHAINS is a number of registers (REGISTERS) times the lanes of one. Rows and columns are summed in blocks of a fixed
+number of terms, each from zero, whose sums are joined in order. One thread sums at least one block, and rounding grows
+with the number of blocks, not of terms. The rest of a row after the last CHAINS terms goes to as many chains as a
+register has lanes; the rest after those goes to the first of these chains where lanes can be switched off, and
+otherwise to their sum, term by term.
 
 A block of a matmul is PRODUCTS terms from the first on. A block of a convolution is as many whole lines of taps as have
-so many terms; where a line has more, taps of a line; where a tap has more channels, channels of a tap. So blocks end
-where loops over taps do, whichever way a convolution takes (`ProductBlocks`).
+that many terms; where a line has more, taps of a line; where a tap has more channels, channels of a tap. So blocks end
+where loops over taps do, whichever template computes the convolution (`ProductBlocks`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ USUAL = Machine(64, 32)
 
 @dataclass(frozen=True, slots=True)
 class ProductBlocks:
-    """How long sums of products are cut: into blocks of so many `terms`, none of which goes past a multiple of `run`
+    """How sums of products are cut: into blocks of `terms` products, none of which goes past a multiple of `run`
     (0: they go on). A block starts from zero, takes its products one after the other, and is added to those before."""
 
     terms: int = PRODUCTS
@@ -77,12 +77,12 @@ class ProductBlocks:
 
     @classmethod
     def of_matmul(cls, k: int, parts: int = 1) -> ProductBlocks | None:
-        """Of at most k products, each of so many `parts` that are added by themselves; None: one block."""
+        """Of at most k products, each of `parts` numbers that are added by themselves; None: one block."""
         return cls(PRODUCTS * parts) if k > PRODUCTS * parts else None
 
     @classmethod
     def of_convolution(cls, channels: int, kernel: Sequence[int], *, beside: bool = False) -> ProductBlocks | None:
-        """Of a convolution by a kernel of taps, each of so many channels; None: one block. Narrow groups side by side
+        """Of a convolution by a kernel of taps, each with some channels; None: one block. Narrow groups side by side
         go through the taps of a line for one channel after the other."""
         line, inner = channels * kernel[-1], kernel[-1] if beside else channels
         if channels * math.prod(kernel) <= PRODUCTS:
@@ -139,7 +139,7 @@ def _moves(index: Expr, extent: Dim) -> bool:
 
 
 def _follows(load: Load, outer: Axis, inner: Axis) -> bool:
-    """Whether a load has one axis right behind the other."""
+    """Whether a load has one axis right after the other."""
     places = [(i, d) for i, d in zip(load.index, load.buffer.shape, strict=True) if _moves(i, d)]
     mine = [at for at, (i, _) in enumerate(places) if i.free & {outer, inner}]
     if len(mine) < 2 and all(places[at][1] == 1 for at in mine):  # it is used again, all but surely
@@ -227,7 +227,7 @@ def written_out(node: Reduce, order: str, terms: Sequence[Expr], machine: Machin
 
 
 def _halved(kind: str, chains: list[Expr], width: int) -> list[Expr]:
-    """At most so many chains, by joining halves; those that had no term are left out."""
+    """At most `width` chains, by joining halves; those without a term are left out."""
     half = 1
     while half < len(chains):
         half *= 2

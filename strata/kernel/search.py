@@ -1,6 +1,6 @@
 """Beam search over schedules: small changes to the best ones so far, as long as they pay.
 
-Every change keeps a schedule legal, so that the search needs no rules of its own: what is handed out to threads and how
+Every change keeps a schedule legal, so that the search needs no rules itself: what is handed out to threads and how
 much at a time, which loop runs in vectors and how wide they are, which rows are kept, which stores are non-temporal."""
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Every stored value is the root of a kernel, which pulls in its producers until i
 - a value that several kernels need is stored, unless computing it again is as cheap as loading it;
 - a reduction is computed inside its reader only once per row: where its axes are not the leading axes of the reader's
   index space, it is stored; so is anything costly that its reader would repeat along a broadcast axis;
-- a contraction takes the element-wise ops behind it as its epilogue, and a kernel has at most one contraction; where
+- a contraction takes the element-wise ops after it as its epilogue, and a kernel has at most one contraction; where
   the two halves of its columns meet element by element, as in a gated layer, only what they become is stored;
 - a stored value and a reader over the same index space share one kernel when nothing has to happen in between.
 Decisions that cut an edge are kept with their reason, for `explain`.
@@ -61,7 +61,7 @@ def group_graph(
 ) -> Grouping:
     """Split a graph into kernels and steps of one op, in an order in which they can run.
 
-    `whole` says of a node that has a lowering whether it is better a step of its own; `views`, of a step of its own,
+    `whole` says of a node that has a lowering whether it is better as a separate step; `views`, of a separate step,
     whether it reads evenly spaced elements in place. `limits` bound the ops and inputs of each kernel. A value whose
     scalar functions cost no more than `again` is computed again rather than stored and loaded.
     """
@@ -179,13 +179,14 @@ class _Grouper:
         contraction_of: dict[Value, Node],
         depth: dict[Value, int],
     ) -> str | None:
+        """Why a value goes through memory: for its own sake, for a reader's, or for the kernels that would hold it."""
         users = self.users[value]
         if value in self.results:
             return "it is a result of the graph"
         if not users:
             return None if len(node.types) > 1 else "nothing reads it"
         if not what.lowers:
-            return "it is a step of its own"
+            return "it is a separate step"
         if not self.fuse:
             return "fusion is switched off"
         if value in self.fixed and not what.moves and self._is_read_each_run(value):
@@ -195,42 +196,9 @@ class _Grouper:
         if what.updates:
             return "it is changed in place"
         for user in users:
-            reading = self._traits(user)
-            if not reading.lowers and id(user) not in self.reads_views:
-                return f"{user.op.called} is a step of its own"
-            if reading.updates and user.inputs[0] == value:
-                return f"{user.op.name} changes it in place"
-            if (reading.reduces or reading.scans) and is_generated(value):
-                return f"{user.op.name} sums it up in the order in which it lies"
-            in_place = reading.contracts or id(user) in self.reads_views
-            matrix = user if in_place else self.matrix_reader.get(user.outputs[0]) if reading.moves else None
-            if matrix is not None:
-                if not what.moves:
-                    return f"{matrix.op.name} reads it as a matrix"
-                spacing = view_strides(value)
-                if spacing is None:
-                    return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
-                strict = not reading.lowers or id(user) in self.reads_views
-                if matrix is user and strict and spacing.strides and spacing.strides[-1] != 1:
-                    return f"{matrix.op.name} cannot read it in place: its rows are not contiguous"
-                if reading.slides and user.inputs[0] == value and not has_runs(value):
-                    return f"{matrix.op.name} reads runs along its last axis"
-                if reading.slides and len({self._base(x) for x in user.inputs[:2]}) < len(user.inputs[:2]):
-                    return f"{matrix.op.name} reads images and weights from buffers of their own"
-                self.matrix_reader[value] = matrix
-                if not reading.lowers:
-                    continue
-            behind = value in self.products or value in self.sliding
-            if behind and matrix is None and not self._is_epilogue(user, value):
-                return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
-            across = matrix is None and turns(user)
-            across = across and ((what.reduces and not what.contracts) or self._is_put_together(value))
-            if across and (typical(value.type.size) >= MANY or self._is_summed(user)):
-                return f"{user.op.name} reads it across its rows"
-            again = not reading.reduces and not reading.updates and self._repeats(value, user)
-            again = again and not (user.op.name == "concat" and len(users) == 1 and self._is_only_moved(user))
-            if again and self._cost(node) > CHEAP and not what.reduces:
-                return f"{user.op.name} would compute it again for each element it is broadcast to"
+            reason = self._reason_of_reader(user, node, value, what)
+            if reason is not None:
+                return reason
         joined = node.op.name == "concat" or (what.moves and len(users) > 1 and self._is_put_together(value))
         if joined and len(users) > 1 and self._cost(node) > 0:
             return "several ops read what is put together from computed parts"
@@ -246,6 +214,53 @@ class _Grouper:
         if any(self.sizes[r] >= self.most_ops for r in needed):
             why = "" if self.most_ops == MOST_OPS else ", the most that the fusion limits allow"
             return f"the kernel has {self.most_ops} ops already{why}"
+        return None
+
+    def _reason_of_reader(self, user: Node, node: Node, value: Value, what: Traits) -> str | None:
+        """Why a reader of a value needs it in memory."""
+        reading = self._traits(user)
+        if not reading.lowers and id(user) not in self.reads_views:
+            return f"{user.op.called} is a separate step"
+        if reading.updates and user.inputs[0] == value:
+            return f"{user.op.name} changes it in place"
+        if (reading.reduces or reading.scans) and is_generated(value):
+            return f"{user.op.name} sums it up in the order in which it lies"
+        in_place = reading.contracts or id(user) in self.reads_views
+        matrix = user if in_place else self.matrix_reader.get(user.outputs[0]) if reading.moves else None
+        if matrix is not None:
+            reason = self._reason_of_matrix(matrix, user, value, what)
+            if reason is not None:
+                return reason
+            self.matrix_reader[value] = matrix
+            if not reading.lowers:
+                return None
+        is_sum = value in self.products or value in self.sliding
+        if is_sum and matrix is None and not self._is_epilogue(user, value):
+            return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
+        across = matrix is None and turns(user)
+        across = across and ((what.reduces and not what.contracts) or self._is_put_together(value))
+        if across and (typical(value.type.size) >= MANY or self._is_summed(user)):
+            return f"{user.op.name} reads it across its rows"
+        again = not reading.reduces and not reading.updates and self._repeats(value, user)
+        again = again and not (user.op.name == "concat" and len(self.users[value]) == 1 and self._is_only_moved(user))
+        if again and self._cost(node) > CHEAP and not what.reduces:
+            return f"{user.op.name} would compute it again for each element it is broadcast to"
+        return None
+
+    def _reason_of_matrix(self, matrix: Node, user: Node, value: Value, what: Traits) -> str | None:
+        """Why a value cannot be a view that a matmul or a convolution reads in place, through `user`."""
+        if not what.moves:
+            return f"{matrix.op.name} reads it as a matrix"
+        spacing, reading = view_strides(value), self._traits(user)
+        if spacing is None:
+            return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
+        strict = not reading.lowers or id(user) in self.reads_views
+        if matrix is user and strict and spacing.strides and spacing.strides[-1] != 1:
+            return f"{matrix.op.name} cannot read it in place: its rows are not contiguous"
+        if reading.slides and user.inputs[0] == value and not has_runs(value):
+            return f"{matrix.op.name} reads runs along its last axis"
+        if reading.slides and len({self._base(x) for x in user.inputs[:2]}) < len(user.inputs[:2]):
+            return f"{matrix.op.name} reads images and weights from separate buffers"
         return None
 
     def _is_read_each_run(self, value: Value) -> bool:
@@ -283,7 +298,7 @@ class _Grouper:
         return False
 
     def _is_summed(self, node: Node) -> bool:
-        """Whether floats are summed up behind a node before they are stored. The order of the sum follows from what it
+        """Whether floats are summed up after a node before they are stored. The order of the sum follows from what it
         reads, so that no size may decide whether that is stored."""
         stack, seen = [node], 0
         while stack and seen < 32:
@@ -295,7 +310,7 @@ class _Grouper:
         return False
 
     def _is_only_moved(self, node: Node) -> bool:
-        """Whether nothing is summed up behind a node before it is stored: loops over it can be cut into parts."""
+        """Whether nothing is summed up after a node before it is stored: loops over it can be cut into parts."""
         for _ in range(8):
             (value,) = node.outputs
             if value in self.stored:
@@ -341,9 +356,9 @@ class _Grouper:
         return behind and not self._is_epilogue(reader, x)
 
     def _find_products(self) -> dict[Value, Node]:
-        """Contractions, and what is computed from them element by element: the contraction behind each such value.
+        """Contractions, and what is computed from them element by element: the contraction of each such value.
 
-        What also reads the result of a step that is behind the contraction is computed after it, and is none of these.
+        What also reads the result of a step that is after the contraction is computed after it, and is none of these.
         """
         found: dict[Value, Node] = {}
         numbers: dict[int, int] = {}  # of contractions, a bit each
@@ -391,7 +406,7 @@ class _Grouper:
         return halves if first & second else []
 
     def _element_by_element(self, node: Node) -> set[int]:
-        """The nodes behind a value that read it, one after the other, element by element and alone."""
+        """The nodes after a value that read it, one after the other, element by element and alone."""
         found: set[int] = set()
         value = Value(node, 0)
         while len(self.users[value]) == 1 and value not in self.results and len(found) < MAX_DEPTH:

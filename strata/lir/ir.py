@@ -38,7 +38,7 @@ class MemoryPlanOptions:
     """How scratch memory is planned: what may share bytes, and the multiple of bytes that each buffer starts at.
 
     `arena` packs buffers whose lives do not meet into one block; `remap` lets a buffer take the place of an earlier
-    one of its type and size, whole; `off` gives each buffer bytes of its own.
+    one of its type and size, whole; `off` gives each buffer its own bytes.
     """
 
     mode: str = "arena"
@@ -197,7 +197,7 @@ class Lir:
         return {s.name: s.kernel for s in self.schedule if s.kernel is not None}
 
     def walk(self) -> Iterator[tuple[Lir, Step]]:
-        """All steps, each with its plan: behind a step those of its bodies."""
+        """All steps, each with its plan: after a step those of its bodies."""
         for step in self.schedule:
             yield self, step
             for body in step.bodies:

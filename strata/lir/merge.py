@@ -117,7 +117,7 @@ class Merger:
         return maker
 
     def _join(self, groups: dict[Value, FusionGroup], distinct: list[FusionGroup], cuts: list[Cut]) -> list[Cut]:
-        """Join what can be, in the order of the graph. What is inside a kernel after all is no cut any more."""
+        """Join what can be, in the order of the graph. A value that ends up inside a kernel is no longer a cut."""
         reach = _Reach(groups, distinct, self.parts, self.position)
         by_producer: dict[int, list[Cut]] = defaultdict(list)
         for cut in cuts:

@@ -200,7 +200,7 @@ def inplace_inputs(group: FusionGroup, root: Value) -> list[Value]:
 
 
 def with_epilogue(steps: list[Step]) -> tuple[Step, ...]:
-    """Steps behind the last heavy one (a contraction, attention, …) are the epilogue; without any, all are steady."""
+    """Steps after the last heavy one (a contraction, attention, …) are the epilogue; without any, all are steady."""
     heavy = [
         i
         for i, s in enumerate(steps)

@@ -1,6 +1,6 @@
 """Plans for backends that take whole graphs: as few modules as possible, between host ops.
 
-What runs on the host cuts a graph: what it needs comes before it, what needs it behind. All else is one module, whose
+What runs on the host cuts a graph: what it needs comes before it, what needs it after. All else is one module, whose
 kernels and memory are the business of whoever compiles it. Where fusion is limited, each group is a module.
 """
 

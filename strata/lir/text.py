@@ -10,7 +10,7 @@
     }
 
 That is `lir.summary()`; last come the plans inside of loops and branches, `body 0 of step 3 { … }`. `str(lir)`, the
-module, has behind each step its phase and the nodes of the graph that it computes, then the kernels and the graph: all
+module, has after each step its phase and the nodes of the graph that it computes, then the kernels and the graph: all
 that a plan is, `parse_module(show_module(lir))` being the same again.
 """
 

@@ -32,7 +32,7 @@ _SPREADS = ("broadcast_to", "reshape", "transpose")
 _CHOICES = ("select", "and", "or", "not", "lt", "le", "gt", "ge")
 SIGNIFICANT = 1 << 13  # a number that a person wrote has zeros in the last bits of its 24, or is used again and again
 LEARNED = 8  # numbers of a model that are read from memory, so that kernels that differ in them alone are one
-STEP = Traits(False, False, False, False, False, 0)  # of an op that is a step of its own
+STEP = Traits(False, False, False, False, False, 0)  # of an op that is a separate step
 _TRAITS: Table[tuple[Op, tuple[TensorType, ...]], Traits] = Table("op traits")
 
 

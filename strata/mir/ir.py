@@ -117,7 +117,7 @@ class Op:
     def lower_into(self, k: KernelBuilder, out: Any, *inputs: Any) -> None:
         """For an op that changes part of its first input: store the changed elements into `out`, which holds it.
 
-        `inputs` are the others. Such an op is a step of its own, and needs no copy where the first is not used again.
+        `inputs` are the others. Such an op is a separate step, and needs no copy where the first is not used again.
         """
         self.missing("lower_into")
 
@@ -138,7 +138,7 @@ class Op:
 
     @property
     def called(self) -> str:
-        """The op in reports: a user's own has a name of its own."""
+        """The op's name in reports: custom ops have names that users gave."""
         return self.name
 
     def matched(self, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

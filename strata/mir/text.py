@@ -193,7 +193,7 @@ class Parser:
         return taken
 
     def whole(self, read: Callable[[], T]) -> T:
-        """What `read` finds in the text, behind which nothing may follow."""
+        """What `read` finds in the text, after which nothing may follow."""
         try:
             made = read()
             self.end()

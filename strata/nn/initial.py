@@ -13,7 +13,7 @@ class Keys:
     """A stream of keys: `keys = Keys(0); Linear(4, 2, key=next(keys))`."""
 
     def __init__(self, seed: int = 0) -> None:
-        random.key(seed)  # refuses what is no seed
+        random.key(seed)  # refuses anything but a seed
         self._seed = seed  # the key is made where it is used: another device may be the default by then
         self._count = 0
 

@@ -82,7 +82,7 @@ class RMSNorm(Module):
 
 
 class BatchNorm(Module):
-    """Batch norm of [N, C, …] for any number of axes behind the channels.
+    """Batch norm of [N, C, …] for any number of axes after the channels.
 
     In training it uses the statistics of the batch and moves its own towards them: on the module it is called on, which
     inside `jit` and `grad` is a copy, so return the module to keep them.
@@ -175,7 +175,7 @@ class Function(Module):
 
 
 class Flatten(Module):
-    """All axes behind the first as one."""
+    """All axes after the first as one."""
 
     def __call__(self, x: Any) -> Tensor:
         y: Tensor = x.reshape((x.shape[0], -1))

@@ -5,7 +5,7 @@
     state = trainer.fit(state, batches, steps=1000, checkpoints="runs/a", save_every=100)
 
 `loss(model, *batch)` gives a float, or (float, model) where layers keep statistics. With a parameter named `key` it
-gets a key of its own for every step.
+gets its own key for every step.
 """
 
 from __future__ import annotations

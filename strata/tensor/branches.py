@@ -21,14 +21,14 @@ from strata.runtime import CompiledGraph, Session, run_price
 from strata.tensor.data import Handle, handle_of
 
 WORTH_A_BRANCH = 200e-6  # seconds of work by NumPy, below which a branch is not worth a thread
-MOST_JOINS = 32  # steps from the outputs down that branches are looked for behind
+MOST_JOINS = 32  # steps, from the outputs down, before which branches are looked for
 
 _threads = SharedThreads(max(2, min(16, os.cpu_count() or 2)), "strata-branch")
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A program of its own: its values, and the leaves and values of others that it reads."""
+    """A separate program: its values, and the leaves and values of others that it reads."""
 
     values: list[Value]
     reads: list[Value]
@@ -108,7 +108,7 @@ class Branches:
         self.buffers = {x: np.empty(x.type.static_shape, x.dtype.np) for x in self.between}
 
     def clone(self) -> Branches:
-        """The same programs, with memory of their own between them."""
+        """The same programs, with their own memory between them."""
         made = copy(self)
         made.buffers = {x: np.empty_like(array) for x, array in self.buffers.items()}
         return made

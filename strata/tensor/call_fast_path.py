@@ -164,7 +164,7 @@ class Repeat:
         return enter
 
     def _on_device(self, handles: list[Handle]) -> tuple[list[Any], list[Any]] | None:
-        """The same where there are devices with memory of their own: all arrays are in that of the variant."""
+        """The same where there are devices with their own memory: all arrays are in that of the variant."""
         home = self.variant.home
         arrays = []
         for handle in handles:

@@ -78,7 +78,7 @@ def checkpoint(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CustomDerivative:
-    """A function with derivatives of its own, set by `defvjp` and `defjvp`; a mode that is not set follows `fn`."""
+    """A function with its own derivatives, set by `defvjp` and `defjvp`; a mode that is not set follows `fn`."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         if not callable(fn):

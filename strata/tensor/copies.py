@@ -1,6 +1,6 @@
 """Copies between devices: lazy until somebody asks for the elements, a step of the plan that needs them.
 
-`(a @ b).to("cuda")` records a copy. What is below it is a program of its own, on its own device; what is above starts
+`(a @ b).to("cuda")` records a copy. What is below it is a separate program, on its own device; what is above starts
 from the copy. A plan runs both, and copies in between, each time that it is executed.
 """
 

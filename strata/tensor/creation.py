@@ -165,7 +165,7 @@ def _kind(data: Any) -> str:
 
 
 def empty(shape: Any, dtype: Any = "f32", *, device: Any = None) -> Tensor:
-    """A tensor with memory of its own whose elements do not matter; they are zeros.
+    """A tensor with its own memory whose elements do not matter; they are zeros.
 
     Sizes may be variables, free or bound: there is memory for the largest sizes, and `x.data(N=7)` is the part in use.
     """

@@ -113,7 +113,7 @@ class _CustomBody:
         self.apply: Callable[..., Any] = located(apply)
 
     def derived(self, vjp: Rule | Graph | None, jvp: Rule | Graph | None) -> Callable[..., Any]:
-        """The function with derivatives of its own."""
+        """The function with its own derivatives."""
         if vjp is None and jvp is None:
             return self.apply
         backward = _backward_rule(vjp) if isinstance(vjp, Graph) else vjp

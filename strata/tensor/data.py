@@ -56,7 +56,7 @@ class Handle:
 
     @property
     def storage(self) -> Any:
-        """All of the memory, also what lies behind the sizes of the moment."""
+        """All of the memory, also what lies after the sizes of the moment."""
         array = self.array
         if type(array) is DeviceArray:
             return array.source if type(array.source) is DeviceArray else array
@@ -84,7 +84,7 @@ class Handle:
         return array
 
     def copied(self) -> Handle:
-        """The same elements in memory of their own."""
+        """The same elements in their own memory."""
         made = Handle(self.array, self.type, self.binding)
         made.is_shared = True
         made.for_writing()
@@ -152,7 +152,7 @@ def handle_value(handle: Handle) -> Value:
 
 
 def apart(handle: Handle) -> Handle:
-    """A handle of its own for the array of an expression: equal expressions are one value, tensors are not.
+    """A new handle for the array of an expression: equal expressions are one value, tensors are not.
 
     What happens to the tensor, that it is given up or written to, does not happen to the expression.
     """

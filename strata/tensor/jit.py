@@ -149,13 +149,13 @@ class Jitted:
         return self.variants.peek(key) or self._sharing.peek(key)
 
     def _plainly(self, call: _Call) -> Any:
-        """The function called without a trace of its own: with tensors, as in a trace."""
+        """The function called without its own trace: with tensors, as in a trace."""
         args, kwargs = self._arguments(call, call.tensors)
         result = self.fn(*args, **kwargs)
         return tree_map(lambda x: asarray(x) if _is_dynamic(x) else x, result)
 
     def _interpreted(self, call: _Call) -> Any:
-        """The same at once: like a program's, results are in memory of their own, whatever happens to the arguments."""
+        """The same at once: like a program's, results are in their own memory, whatever happens to the arguments."""
         given = {x.value for x in call.tensors}
         arrays = {id(held.array) for x in call.tensors if (held := x._held) is not None}
 
@@ -304,7 +304,7 @@ class Jitted:
         return found
 
     def _is_full(self, count: int) -> bool:
-        """Whether so many variants are all that there may be; one is kept free for the open form."""
+        """Whether no more variants than these may be compiled; one is kept free for the open form."""
         return self.max_variants is not None and count >= self.max_variants - (self.on_miss == "bucket")
 
     def _has_room(self) -> bool:
@@ -323,7 +323,7 @@ class Jitted:
         return variant
 
     def _open_form(self, call: _Call, variant: Variant) -> General | None:
-        """The program for further shapes: open where calls differ so far or, where that is no program, everywhere."""
+        """The program for further shapes: open where calls have differed so far; if that fails, everywhere."""
         first = None
         for form in variant.open_forms(self._varying(call)):
             if (form.key, call.where) in self.buckets:
@@ -437,7 +437,7 @@ class _Call:
     leaves: list[Any]
     dynamic: list[int]  # leaves that are inputs of the graph
     tensors: list[Tensor]  # those leaves
-    handles: list[Handle | None]  # where they are, None for what has no memory of its own yet
+    handles: list[Handle | None]  # where they are, None for what has no memory yet
     key: Any
     home: DeviceHome | None  # the memory that they are in; None: the host's
     device: str

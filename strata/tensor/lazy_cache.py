@@ -138,7 +138,7 @@ def _run_on_device(
 
 
 def _apart(made: list[np.ndarray], given: list[np.ndarray]) -> list[np.ndarray]:
-    """Results, each in memory of its own, as a compiled program has them: NumPy also makes views."""
+    """Results in separate memory, as a compiled program has them: NumPy also makes views."""
     for i, array in enumerate(made):
         others = (*given, *made[:i], *made[i + 1 :])
         is_view = array.base is not None or any(array is x for x in others)

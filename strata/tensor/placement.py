@@ -1,7 +1,7 @@
 """Where tensors live: the device of an expression, and the error for operands on two.
 
 A tensor lives where its elements are, or will be: where the tensors are that it is computed from. Arrays of NumPy go
-wherever the tensors are that they are used with. While no device with memory of its own is in use, nothing is asked.
+wherever the tensors are that they are used with. While no device with its own memory is in use, nothing is asked.
 """
 
 from __future__ import annotations

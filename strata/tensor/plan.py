@@ -162,7 +162,7 @@ class Plan:
             self._handles.append(handle)
 
     def clone(self, inputs: Sequence[Any] = ()) -> Plan:
-        """A plan of the same programs with results of its own, for another thread.
+        """A plan of the same programs with its own results, for another thread.
 
         It reads the same arrays, except those of `inputs`: of these it has copies, `clone.inputs`, in this order.
         """
@@ -241,7 +241,7 @@ class Plan:
     def output(self, i: int = 0) -> Any:
         """What the last run computed for the i-th tensor: the plan's own memory, written again by the next run.
 
-        An array of NumPy; where the plan is on a device with memory of its own, the tensor."""
+        An array of NumPy; where the plan is on a device with its own memory, the tensor."""
         if not -len(self._outputs) <= i < len(self._outputs):
             raise OptionError(
                 f"output: the plan has {counted(len(self._outputs), 'output')}, not {i}", code="O150", place=here()

@@ -377,7 +377,7 @@ def realize(*trees: Any) -> Any:
 
 
 def realize_tensors(tensors: Sequence[Tensor]) -> list[Handle]:
-    """Compute tensors together: each has its array from here on, in a handle of its own."""
+    """Compute tensors together: each has its array from here on, in its own handle."""
     return [t._hold(h) for t, h in zip(tensors, realize_values([t.value for t in tensors]), strict=True)]
 
 

@@ -1,6 +1,6 @@
 """Measured errors of ops in ulp; docs/numerics.md is its report.
 
-`python -m strata.testing.numerics` writes the page; devices can be named behind it. A bound is what was measured on
+`python -m strata.testing.numerics` writes the page; devices can be named after it. A bound is what was measured on
 many inputs, rounded up with a margin; a test measures a slice of them anew.
 """
 
@@ -30,20 +30,20 @@ COUNT = 20_000
 
 HEADER = """# Numerics
 
-Bounds on errors, in units in the last place (ulp) of the result's type: half as much again as was measured, written by
-`make numerics`; a test measures a slice anew. The true value is computed in 80-bit floats from the very inputs. 0.5 is
-a result that is rounded as well as can be; f16 and bf16 are computed in f32 and rounded once, after each op.
+Bounds on errors, in units in the last place (ulp) of the result's type: 1.5 times the measured errors, written by
+`make numerics`; a test measures a part of them again. The true value is computed in 80-bit floats from the same inputs.
+0.5 means correctly rounded; f16 and bf16 are computed in f32 and rounded once, after each op.
 
-Functions of one element are measured relative to the true result. Sums have terms that may cancel each other: they are
+Functions of one element are measured relative to the true result. The terms of a sum may cancel each other, so sums are
 measured relative to the sum of magnitudes, and norms relative to 1 where an element is smaller.
 
-Sums are done in blocks, in an order that depends on the problem alone: on how its terms lie in memory and on the
-processor's vectors, not on what was known of its sizes, on threads, or on other rows. Norms and variances take off what
-their mean lost when it was rounded, so that rows far from zero keep their digits.
+Sums are computed in blocks, in an order that depends only on how the terms lie in memory and on the processor's vector
+width, not on which sizes were known, on threads, or on other rows. Norms and variances correct for the rounding of
+their mean, so that rows far from zero keep their digits.
 
 Of two zeros, minimum and maximum give the second, as NumPy does; ARM's instructions give the one with the right sign.
-Matmuls of bf16 take numbers below the smallest normal one for zero where processors multiply bf16 themselves
-(AVX512-BF16): times an infinity, they are NaN.
+Matmuls of bf16 treat numbers below the smallest normal one as zero on processors with bf16 products (AVX512-BF16):
+times an infinity, they give NaN.
 """
 
 
@@ -127,7 +127,7 @@ TABLE = (
     _far("layer_norm", _ops.layer_norm, _layer_norm, _row_scale),
     *map(_product, (5, 64, 1000)),
 )  # fmt: skip
-EXACT = ("sqrt", "add", "multiply", "divide", "reciprocal")  # rounded as well as can be
+EXACT = ("sqrt", "add", "multiply", "divide", "reciprocal")  # correctly rounded
 
 
 def ulp(scale: Array, dtype: DType) -> Array:

@@ -14,7 +14,7 @@ from strata.transforms.derive import require_graph
 @own_checks("graph")
 @located
 def promote_params(graph: Graph, names: str | Sequence[str]) -> Graph:
-    """The graph with the named parameters as inputs, behind the ones it has; nothing else changes."""
+    """The graph with the named parameters as inputs, after the ones it has; nothing else changes."""
     require_graph(graph, "promote_params")
     picked = [names] if isinstance(names, str) else list(names)
     for name in picked:

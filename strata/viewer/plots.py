@@ -217,7 +217,7 @@ def picture(pixels: Any, *, scale: int = 1) -> Picture:
 
 
 def bars(values: Mapping[str, float], shown: Mapping[str, str] | None = None, columns: int = 40) -> str:
-    """Bars for a terminal, one a line, with their numbers behind them."""
+    """Bars for a terminal, one a line, with their numbers after them."""
     most = max([*values.values(), 1e-300])
     wide = max(map(len, values), default=0)
     lines = []
@@ -254,7 +254,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
 
 
 def _thinned(places: list[Any], most: int = 600) -> list[Any]:
-    """At most so many places, the last one among them."""
+    """At most this many places, the last one among them."""
     step = max(1, math.ceil(len(places) / most))
     return places[::step] + (places[-1:] if step > 1 and (len(places) - 1) % step else [])
 

@@ -33,19 +33,19 @@ for batch in (1, 3):
 (3, 4)
 ```
 
-`st.onnx.load` also takes bytes and a `ModelProto`, and `custom_ops={{"Name": function}}` for ops of your own: the
-function gets the node (`node[0]` is its first input, `node.attr("alpha", 1.0)` an attribute) and gives values.
+`st.onnx.load` also takes bytes and a `ModelProto`, and `custom_ops={{"Name": function}}` for your own ops: the
+function gets the node (`node[0]` is its first input, `node.attr("alpha", 1.0)` an attribute) and returns values.
 `st.onnx.backend` is the standard interface: prepare, run_model, run_node.
 
 A model is read into one graph whose varying sizes stay symbolic, compiled once, and run at any size. Where a branch
-depends on a size, the sizes of the first run decide and a guard is kept: a run that breaks it gets a plan of its own.
+depends on a size, the sizes of the first run decide and a guard is kept: a run that breaks it gets its own plan.
 Shapes that depend on data (NonZero, Unique, NonMaxSuppression, loops with a computed end) split the model into compiled
 segments.
 
 ## Conformance
 
 `make onnx` runs every CPU case of `onnx.backend.test` on the compiled `cpu` backend: **{passed} of {total} pass**
-({share:.1%}). These fail, each by the suite's doing, which `tests/conformance/test_expected.py` shows:
+({share:.1%}). These fail because of the suite itself, as `tests/conformance/test_expected.py` shows:
 
 | case | reason |
 |---|---|

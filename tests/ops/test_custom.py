@@ -1,4 +1,4 @@
-"""Functions with derivatives of their own, and ops that run user code."""
+"""Functions with their own derivatives, and ops that run user code."""
 
 import numpy as np
 import pytest

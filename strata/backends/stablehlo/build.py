@@ -119,7 +119,7 @@ class StableHloBuilder:
         return self.op(f"stablehlo.{name} {_list(xs)} : {kind(xs[0])}", xs[0].dtype, xs[0].shape)
 
     def to(self, name: str, xs: Sequence[Hlo], dtype: DType, shape: Sequence[int], rest: str = "") -> Hlo:
-        """An operation whose result has a type of its own."""
+        """An operation whose result has its own type."""
         operands = ", ".join(kind(x) for x in xs)
         return self.op(f"{name} {_list(xs)}{rest} : ({operands}) -> {kind_of(dtype, shape)}", dtype, shape)
 

@@ -32,7 +32,7 @@ class Text:
     text: str
     takes: tuple[Value, ...]
     gives: tuple[Value, ...]
-    is_checked: bool = False  # behind them it gives one boolean: whether the run is an error
+    is_checked: bool = False  # after them it gives one boolean: whether the run is an error
     has_loop: bool = False  # of which nobody knows how long it runs
 
 
@@ -125,7 +125,7 @@ def write_module(name: str, reads: Sequence[Value], gives: Sequence[Value], spre
 def _module(
     name: str, takes: Sequence[Value], gives: Sequence[Value], *, checked: bool, spread: ThreadSpread | None = None
 ) -> tuple[str, bool]:
-    """The text, and whether it gives one boolean behind its results: that something in it is an error."""
+    """The text, and whether it gives one boolean after its results: that something in it is an error."""
     writer = GraphWriter()
     b = writer.b
     formals: list[Hlo] = []

@@ -1,4 +1,4 @@
-"""Kernel expressions as StableHLO: any op with a kernel lowering runs without a rule of its own.
+"""Kernel expressions as StableHLO: any op with a kernel lowering runs without its own rule.
 
 Every expression becomes a value with one dimension for each axis that it depends on, in the order of the axes' names.
 A load whose indices are plain axes is a view of its buffer (a slice, a transposition); others are gathers.
@@ -138,7 +138,7 @@ class _KernelWriter:
         return self.b.transpose(self.b.reshape(value, kept), order)
 
     def _gathered(self, source: Hlo, index: Sequence[Expr], free: Axes) -> Hlo:
-        """Loads at computed places. Dimensions that are read whole, each by an axis of its own, come along."""
+        """Loads at computed places. Dimensions that are read whole, each by its own axis, come along."""
         b = self.b
         whole = {
             at: i for at, i in enumerate(index)

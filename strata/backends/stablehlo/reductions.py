@@ -89,7 +89,7 @@ def arg_reduce(b: StableHloBuilder, largest: bool, x: Hlo, axis: int, *, last: b
     if x.dtype.is_float and x.dtype.bits < 32:
         x = b.convert(x, f32)
     start = b.const(identity("max" if largest else "min", x.dtype), x.dtype)
-    nowhere = b.const(-1 if last else x.shape[axis], i64)  # behind every place at a tie with the start
+    nowhere = b.const(-1 if last else x.shape[axis], i64)  # after every place at a tie with the start
     body = choose(b, largest, last)
     _, places = b.reduce([x, b.iota(i64, x.shape, axis)], [start, nowhere], [axis], body)
     return places

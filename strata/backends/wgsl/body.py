@@ -249,7 +249,7 @@ class WgslBody:
         array = f"shared_{kind}"
         if place:
             self.shared["i"] = None
-        # places have an array of their own, unless the values are i32 as well: then those go to u32
+        # places have their own array, unless the values are i32 as well: then those go to u32
         values, places = (array, "shared_i") if kind != "i" else ("shared_u", "shared_i")
         if place and kind == "i":
             self.shared["u"] = None

@@ -39,12 +39,12 @@ def find_words(nest: LoopBlock, is_packed: Callable[[Buffer], bool]) -> Words | 
 
 
 def _fits(store: Store, last: Axis, each: int) -> bool:
-    """Whether every so many elements along the axis, from the first on, are words of their own."""
+    """Whether elements at regular distances along the axis, from the first on, are separate words."""
     form = linear(store.index[0])
     others = {atom: step for atom, step in form.terms.items() if atom is not last}
     if form.terms.get(last) != 1 or any(last in atom.free for atom in others):
         return False
     if not others and form.constant == 0 and (last.extent,) == store.buffer.shape:
-        return True  # what is behind the last element belongs to nobody
+        return True  # what is after the last element belongs to nobody
     steps = [form.constant, last.extent, *others.values()]
     return all(isinstance(step, int) and step % each == 0 for step in steps)

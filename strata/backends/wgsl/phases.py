@@ -1,4 +1,4 @@
-"""A kernel as a sequence of dispatches: reductions that every point would repeat get a dispatch of their own."""
+"""A kernel as a sequence of dispatches: reductions that every point would repeat get their own dispatch."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _read(stores: tuple[Store, ...], inputs: tuple[Buffer, ...]) -> tuple[Buffer
 
 
 def _apart(kernel: Kernel) -> list[Kernel]:
-    """Stores that share no loop, each with those that do, in a kernel of their own: a grid is over one space."""
+    """Stores that share no loop, each with those that do, in their own kernel: a grid is over one space."""
     roots = [s for s in make_nest(kernel).steps if isinstance(s, (MapLoop, StoreStep))]
     if len(roots) < 2:
         return [kernel]

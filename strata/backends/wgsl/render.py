@@ -32,7 +32,7 @@ _SHARED = {"b": "u32", "i": "i32", "u": "u32", "f": "f32", "q": "vec2<u32>", "w"
 
 @dataclass(frozen=True, slots=True)
 class Shader:
-    """Text, and what a launch has to know: buffers in the order of the bindings, sizes in that of the table behind."""
+    """Text, and what a launch has to know: buffers in the order of the bindings, sizes in that of the table after."""
 
     name: str
     text: str
@@ -43,7 +43,7 @@ class Shader:
     grid: tuple[tuple[tuple[Dim, ...], int], ...]  # extents of loops, and how many of their points go together
     many: int  # of what is left that a workgroup takes
     schedule: Schedule | WgslTiles | Words
-    is_guarded: bool = False  # a flag has the binding behind all others: where it is not set, nothing is done
+    is_guarded: bool = False  # a flag has the binding after all others: where it is not set, nothing is done
 
     def guarded(self) -> Shader:
         number = len(self.buffers) + bool(self.sizes)
@@ -251,7 +251,7 @@ class _Renderer(WgslBody):
         self.axes = before
 
     def _result(self, product: TileProduct, chain: list[MapLoop], i: int, j: int, name: str) -> None:
-        """Everything behind the sum, for one of the results of an invocation."""
+        """Everything after the sum, for one of the results of an invocation."""
         before = dict(self.axes)
         row, column = self._fresh("row"), self._fresh("column")
         self._line(f"let {row} = first_row + down + {SIDE * i};")

@@ -1,4 +1,4 @@
-"""`strata demo`: what to show. Examples are programs of their own, in the source tree and in the wheel."""
+"""`strata demo`: what to show. Examples are separate programs, in the source tree and in the wheel."""
 
 from __future__ import annotations
 

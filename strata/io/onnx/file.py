@@ -63,7 +63,7 @@ class ModelFile:
         return data
 
     def find(self, part: bytes, start: int) -> int:
-        """Where some bytes are, at `start` or behind it; -1 where they are not. Never all of a file is in memory."""
+        """Where some bytes are, from `start` on; -1 if they do not occur. The file is never in memory as a whole."""
         if self._data is not None:
             return self._data.find(part, start)
         while start + len(part) <= self.size:

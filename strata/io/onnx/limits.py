@@ -18,7 +18,7 @@ from strata.config import config
 from strata.core import Deadline, Meter, TensorType, over_budget, show_bytes, substitute
 
 ALWAYS = 1 << 24  # elements of a tensor that no model is refused for
-HELD = 4  # arrays of the host may be so many times what the model holds and is given, and `max_folded_bytes` more
+HELD = 4  # arrays of the host may be this many times what the model holds and is given, and `max_folded_bytes` more
 WATCHED = 1 << 12  # bytes of an array that is worth counting
 
 
@@ -44,7 +44,7 @@ class OnnxLimits:
         self._folded.limit += HELD * kind.dtype.itemsize * count if isinstance(count, int) else 0
 
     def nodes(self, count: int = 1) -> None:
-        """Another node is read, or becomes so many."""
+        """Another node is read, or becomes several."""
         self._nodes.add(count)
         self._deadline.check()
 
@@ -61,7 +61,7 @@ class OnnxLimits:
 
     @contextmanager
     def loop(self, steps: int, what: str) -> Iterator[None]:
-        """Inside, a loop of so many steps is read, whose number nothing but the model decides."""
+        """Inside, a loop of this many steps is read, whose number nothing but the model decides."""
         outer, self._loops = self._loops, self._loops * max(steps, 1)
         try:
             if self._loops > config().max_steps:
@@ -73,7 +73,7 @@ class OnnxLimits:
     # arrays of the host
 
     def has_room(self, size: int) -> bool:
-        """Whether another array of so many bytes may be computed while the model is read."""
+        """Whether another array of this many bytes may be computed while the model is read."""
         return self._folded.has(size)
 
     def require_room(self, size: int, what: str) -> None:

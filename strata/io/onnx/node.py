@@ -120,7 +120,7 @@ class NodeView:
         return not self.has(i) or (isinstance(self.items[i], Host) and self.items[i].fixed)  # type: ignore[union-attr]
 
     def room(self, count: Dim, width: int = 8, what: str = "elements") -> None:
-        """Refuse to make an array of the host with so many elements of some bytes where there is no room for it."""
+        """Refuse to make an array of the host with this many elements of some bytes where there is no room for it."""
         if isinstance(count, int):
             if count < 0:
                 raise ShapeError(f"{self.label}: {count} {what}", code="S500")
@@ -167,7 +167,7 @@ class NodeView:
         return self.place(self.attr(name, default), self.ndim(of), name)
 
     def place(self, axis: Any, rank: int | None = None, name: str = "axis") -> int:
-        """An axis of so many, by default those of the first input, non-negative."""
+        """A non-negative axis; there are as many as the first input has, unless a rank is given."""
         rank = self.ndim(0) if rank is None else rank
         if not isinstance(axis, int) or not -rank <= axis < max(rank, 1):
             raise ShapeError(f"{self.label}: {name} {axis} does not exist in {rank} dimensions", code="S500")

@@ -208,7 +208,7 @@ class OnnxProgram:
     def places(self, file: ModelFile) -> dict[int, int]:
         """Where in the model's file the elements of its tensors are, as far as they are found, by their hash."""
         found: dict[int, int] = {}
-        end = 0  # tensors lie one behind the other: those of nodes, then initializers
+        end = 0  # tensors lie one after the other: those of nodes, then initializers
         for proto in (*_node_tensors(self.graph.node), *self.graph.initializer):
             if proto.HasField("raw_data") and (raw := proto.raw_data):
                 at = file.find(raw, end)
@@ -375,7 +375,7 @@ def _innermost(proto: Any) -> Any:
 
 
 def _said_dims(tensor: Any) -> tuple[int | str | None, ...]:
-    """Sizes as the file names them; a negative number is no size."""
+    """Sizes as the file names them; a negative number is not a size."""
     return tuple(
         (d.dim_value if d.dim_value >= 0 else None) if d.HasField("dim_value") else d.dim_param or None
         for d in tensor.shape.dim

@@ -147,7 +147,7 @@ def _from_file(row: list[Any], file: ModelFile) -> StoredArray:
 
 
 class _Writer:
-    """Arrays as rows of JSON: equal elements as one, the rest as bytes behind it."""
+    """Arrays as rows of JSON: equal elements as one, the rest as bytes after it."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []

@@ -163,7 +163,7 @@ def _learned(program: OnnxProgram) -> tuple[str, ...]:
 
 
 def _with_constants(graph: Graph, fixed: Mapping[str, np.ndarray]) -> Graph:
-    """The graph with parameters that stay as they are in the file as tensors of its own."""
+    """The graph with parameters that stay as they are in the file as separate tensors."""
     if not fixed:
         return graph
     leaves: Sequence[Any] = (*graph.inputs, *(x for x in graph.params if leaf_name(x) not in fixed))

@@ -30,7 +30,7 @@ register()
 
 OPSET = 21
 MOST_OPSETS = 1000  # far beyond every version there will be
-MOST_BYTES = 2_000_000_000  # of a message of protobuf; what is larger goes into a file of its own
+MOST_BYTES = 2_000_000_000  # of a message of protobuf; what is larger goes into a separate file
 
 
 @located

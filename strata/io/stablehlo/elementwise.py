@@ -223,7 +223,7 @@ def _cast(x: Value, dtype: DType) -> Value:
 
 @rule("bitcast_convert")
 def bitcast_convert(module: ModuleReader, op: HloOp, given: list[Item]) -> Value:
-    """Between types of other widths, the elements of a wide one lie along a last axis of their own, the lowest bits
+    """Between types of other widths, the elements of a wide one lie along their own last axis, the lowest bits
     first."""
     x, dtype = given[0].value, static_type(op).dtype
     if min(x.dtype.bits, dtype.bits) < 8 and x.dtype.bits != dtype.bits:
@@ -297,7 +297,7 @@ def custom_call(module: ModuleReader, op: HloOp, given: list[Item]) -> list[Item
         return given
     if name in ROUTINES:
         return [Item(x) for x in ROUTINES[name](op, given)]
-    inner = RULES.get(name.removeprefix("stablehlo."))  # an operation that the dialect has under no name of its own
+    inner = RULES.get(name.removeprefix("stablehlo."))  # an operation that is not the dialect's own
     if name.startswith("stablehlo.") and inner is not None:
         found: list[Item] = inner(module, op, given)
         return found

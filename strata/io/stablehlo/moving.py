@@ -233,7 +233,7 @@ def gather(module: ModuleReader, op: HloOp, given: list[Item]) -> Value:
     if len(start_map) == 1 and collapsed == start_map and not batching and whole and sizes[start_map[0]] == 1:
         axis = start_map[0]
         made = ops.gather(table, ops.reshape(ids, rows), axis)
-        # axes of the result: those of the table before the axis, the rows, those behind it
+        # axes of the result: those of the table before the axis, the rows, those after it
         order = [0] * rank
         for at, place in enumerate(row_axes):
             order[place] = axis + at
@@ -295,7 +295,7 @@ def _flat_index(table: Sizes, shape: Sizes, starts: dict[int, Value], place_of: 
 
 @rule("scatter")
 def scatter(module: ModuleReader, op: HloOp, given: list[Item]) -> list[Value]:
-    """Elements of updates at their numbers; those outside go to a place behind the end, which is dropped."""
+    """Elements of updates at their numbers; those outside go to a place after the end, which is dropped."""
     count = (len(given) - 1) // 2
     ids = given[count].value
     numbers = _numbers(op, "scatter_dimension_numbers")

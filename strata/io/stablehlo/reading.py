@@ -73,7 +73,7 @@ def _text(source: Any) -> str:
         return source
     else:
         raise OptionError(
-            f"load: {type(source).__name__} is not text, a path, bytecode or exported function of JAX", code="O509"
+            f"load: {type(source).__name__} is not text, a path, bytecode or a function exported by JAX", code="O509"
         )
     if raw.startswith(BYTECODE):
         return module_text(raw)

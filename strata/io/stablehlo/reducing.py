@@ -92,11 +92,11 @@ def reduce(module: ModuleReader, op: HloOp, given: list[Item]) -> list[Value]:
 def tree(
     module: ModuleReader, region: HloRegion, inputs: Sequence[Value], starts: Sequence[Value], axes: Sequence[int]
 ) -> list[Value]:
-    """A reduction by a body of its own: halves are combined until one element is left."""
+    """A reduction by an arbitrary body: halves are combined until one element is left."""
     kept = [a for a in range(inputs[0].ndim) if a not in axes]
     count: Dim = math.prod([inputs[0].shape[a] for a in axes])
     if not isinstance(count, int):
-        raise LowerError("a reduction with a body of its own needs axes of known length", code="L512")
+        raise LowerError("a reduction with an arbitrary body needs axes of known length", code="L512")
     moved = [ops.reshape(ops.transpose(x, [*axes, *kept]), (count, *(x.shape[a] for a in kept))) for x in inputs]
     while count > 1:
         half = count // 2

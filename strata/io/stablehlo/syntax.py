@@ -540,7 +540,7 @@ class HloReader:
         return self.fail(f"{text!r} is not an attribute")
 
     def typed(self) -> None:
-        """The type behind a number."""
+        """The type after a number."""
         if self.token == ":" and self.tokens[self.at + 1][0] == "word":  # not that of a result
             self.next()
             self.next()

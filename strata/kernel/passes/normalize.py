@@ -191,7 +191,7 @@ def _split_reduction(node: Expr, is_kept: Callable[[Expr, Axis, Axis], bool] | N
 
 def _split_lying_apart(node: Expr) -> Expr:
     """A matmul whose terms a reshape has put together has the order of one without the reshape, where they lie one
-    behind the other in both factors: it is the same matmul."""
+    after the other in both factors: it is the same matmul."""
     if isinstance(node, Reduce) and node.is_rounded and node.sums_products:
         return _split_reduction(node, _lies_as_one)
     return _split_reduction(node)
@@ -316,7 +316,7 @@ def _flat_argument(node: Reduce) -> Expr:
 
 
 def _share_axes(kernel: Kernel) -> Kernel:
-    """Reductions bind the innermost store axis of their extent instead of an axis of their own."""
+    """Reductions bind the innermost store axis of their extent instead of their own axis."""
     inner = {s.axes[-1].extent: s.axes[-1] for s in kernel.stores if s.axes}
 
     def change(node: Expr) -> Expr:

@@ -2,7 +2,7 @@
 
     processor_phases   cut_stores → normalize → split_reductions: what runs one after the other
     loops_of           as_bits → unroll_short_reductions → unroll_short_rows → columns_first → make_nest
-    device_form        normalize → as_bits: what GPUs' code is made from; they split by limits of their own
+    device_form        normalize → as_bits: what GPUs' code is made from; they split by their own limits
 
 A backend matches matmuls, convolutions, pools and attention in the normal form, before any of the later rewrites.
 """

@@ -43,7 +43,7 @@ class SplitLimits:
     columns: int = 256  # that count as one line where the terms of a line do not lie side by side
     far: int = (
         4 << 20
-    )  # bytes that no core's own cache holds: there, whole rows are read, and so many columns are a line
+    )  # bytes that no core's own cache holds: there, whole rows are read, and this many columns are a line
     far_columns: int = 4096
     far_rows: int = 64  # of a part, at least
     part_bytes: int = 128 << 10

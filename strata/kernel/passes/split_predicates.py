@@ -4,7 +4,7 @@
 
 Concatenations, paddings and rolls are written with conditions. As they stand, every element would read all sides under
 masks, and a masked read outside of its buffer is slow on processors that look at the page before the mask. Parts whose
-shared loops are too few to be handed out to threads become kernels of their own, which run one after the other; so do
+shared loops are too few to be handed out to threads become separate kernels, which run one after the other; so do
 parts that are transposes, each of which runs in tiles."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FEW_NODES = 1024  # that any kernel's parts may have
 _ENOUGH = 32  # points of shared loops that are handed out to threads
 _SMALL = 1 << 13  # elements that one thread writes
 _SHORT = 64  # elements of a part of a row
-_TURNED = 1 << 10  # elements of a transpose that is worth a kernel of its own
+_TURNED = 1 << 10  # elements of a transpose that is worth its own kernel
 _SQUARE = 8  # rows of one
 _FAR = 8 << 20  # bytes of a result that may be written by non-temporal stores
 

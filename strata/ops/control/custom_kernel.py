@@ -69,7 +69,7 @@ class CustomKernel(Op):
     """A user's kernel. Inputs are its buffers in order; its symbols take the sizes of what it is given.
 
     `sizes` are those that no input shows. A body whose stores go through the outputs in order is fused with its
-    neighbours as any op is; one with other stores, or with a schedule, is a kernel of its own.
+    neighbours as any op is; one with other stores, or with a schedule, is a separate kernel.
     """
 
     body: str

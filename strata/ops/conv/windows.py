@@ -47,8 +47,8 @@ def empty_window(size: int, count: int, kernel: int, stride: int, before: int, d
     Window k has its taps at k·stride - before + t·dilation. No list of them is made: sizes may come from a file."""
     if (kernel - 1) * dilation < before and count > 0:
         return 0  # it ends before the first element
-    behind = max(0, -(-(size + before) // stride))  # the first that begins behind the last element
-    # a window that begins before the first element meets it, or what is behind it, at (k·stride - before) mod dilation
+    behind = max(0, -(-(size + before) // stride))  # the first that begins after the last element
+    # a window that begins before the first element meets it, or what is after it, at (k·stride - before) mod dilation
     over = (
         _first_within(stride, dilation, (size + before) % dilation, (before - 1) % dilation)
         if size < dilation

@@ -165,7 +165,7 @@ class Indexed(Op):
         """The shape of the coordinate rows after the batch axes, and of what one row names."""
         self.require_ids(ids)
         ok = 0 <= batch_dims < ids.ndim and batch_dims <= x.ndim and isinstance(ids.shape[-1], int)
-        self.require(ok, f"ids {ids} hold no coordinates into {x} behind {batch_dims} batch axes", code="S202")
+        self.require(ok, f"ids {ids} hold no coordinates into {x} after {batch_dims} batch axes", code="S202")
         same = x.shape[:batch_dims] == ids.shape[:batch_dims]
         self.require(same, f"{x} and ids {ids} differ in their {batch_dims} batch axes", code="S203")
         rest = x.ndim - batch_dims - int(ids.shape[-1])
@@ -449,7 +449,7 @@ def aligned(x: Value, ids: Value, axis: int, what: str) -> tuple[Value, Value]:
 
 @function()
 def gather_nd(table: Operand, ids: Operand, batch_dims: int = 0, *, wrap: bool = False) -> Value:
-    """What the coordinates in the last axis of ids name, behind batch axes."""
+    """What the coordinates in the last axis of ids name, after the batch axes."""
     return GatherND(batch_dims, wrap)(as_value(table), as_ids(ids, "gather_nd"))
 
 

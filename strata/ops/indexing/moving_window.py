@@ -68,7 +68,7 @@ def window_coordinates(
 
 
 def _cut_first(rank: int, cut: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The permutation of a batched value that brings the cut axes behind the batch axis, and its inverse."""
+    """The permutation of a batched value that brings the cut axes after the batch axis, and its inverse."""
     perm = [0, *(a + 1 for a in cut), *(a + 1 for a in range(rank) if a not in cut)]
     return perm, sorted(range(rank + 1), key=perm.__getitem__)
 

@@ -184,7 +184,7 @@ class Argmin(ArgExtremum):
 
 @op("searchsorted")
 class SearchSorted(Op):
-    """Where each x belongs among sorted numbers [*batch, n]: before equal ones, or behind them with `right`."""
+    """Where each x belongs among sorted numbers [*batch, n]: before equal ones, or after them with `right`."""
 
     right: bool
 

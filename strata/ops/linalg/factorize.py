@@ -55,7 +55,7 @@ def _imaginary_diagonal(x: Value) -> Value:
 
 
 def _columns(x: Value) -> Value:
-    """A real vector as factors of columns, in a dtype of its own."""
+    """A real vector as factors of columns, in its own dtype."""
     return insert_axis(x, -2)
 
 

@@ -197,7 +197,7 @@ class GroupNormOp(Op):
         return x
 
     def decompose(self, x: Value, *affine: Value) -> Value:
-        # the groups keep an axis of their own to the end: what belongs to a group is made once for it
+        # the groups keep their own axis to the end: what belongs to a group is made once for it
         width = divide_exactly(x.shape[1], self.groups)
         assert width is not None
         shape = (x.shape[0], self.groups, width, dim_prod(x.shape[2:]))

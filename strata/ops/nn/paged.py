@@ -28,7 +28,7 @@ class PagedAttention(Op):
 
     q is [B, S, H·D]; pools of keys and values are [P, T, W] with pages of T tokens; the new tokens' own rows are
     [B, S, W]. Token j of sequence b lies in row j % T of page table[b, j // T] while j < past[b], and is new from there
-    on: query i stands at past[b] + i. Rows of pages behind that are not read. A page that is needed and is not in the
+    on: query i stands at past[b] + i. Rows of pages after that are not read. A page that is needed and is not in the
     pool is always an error, and so is a table without room for all the tokens.
 
     Pools of i8 come with two more inputs, scales [P, T, kv_heads] of keys and of values: the numbers of a row are its
@@ -44,7 +44,7 @@ class PagedAttention(Op):
 
     @property
     def dense(self) -> Attention:
-        """The same attention over keys and values that lie one behind the other."""
+        """The same attention over keys and values that lie one after the other."""
         return Attention(
             num_heads=self.num_heads, kv_heads=self.kv_heads, head_dim=self.head_dim, layout="bsd", causal=True,
             window=self.window, has_offset=True, score_scale=self.score_scale, softcap=self.softcap,
@@ -261,7 +261,7 @@ def _together(pool: Value, new: Value, table: Value, past: Value, scales: Value 
         whole = cast(reshape(old, (batch, rows, heads, pool.shape[2].__index__() // heads)), new.dtype)
         old = reshape(whole * by, (batch, rows, pool.shape[2]))
     behind = reshape(iota((rows,), 0, i64), (1, rows)) - reshape(past, (batch, 1))
-    # rows behind the last new one repeat it: no query reads them
+    # rows after the last new one repeat it: no query reads them
     at = clip(behind, 0, dim_size(count - 1)) + reshape(iota((batch,), 0, i64) * dim_size(count), (batch, 1))
     flat = reshape(new, (batch * count, pool.shape[2]))
     if may_be_empty(count):  # there is a row to read, where no query reads it

@@ -16,7 +16,7 @@ from strata.ops.quant.gguf_codebooks import BOOKS, codebook
 
 Array = np.ndarray
 Digit = tuple[int, int, int]
-FLOAT8_UNIT = 2.0**-9  # the smallest step of an 8-bit float with three bits behind the point
+FLOAT8_UNIT = 2.0**-9  # the smallest step of an 8-bit float with three bits after the point
 THREES = (1, 3, 9, 27, 81)
 
 
@@ -35,7 +35,7 @@ class Bits:
 
     @cached_property
     def is_wide(self) -> bool:
-        """Whether bits of a number lie behind the byte that it begins in."""
+        """Whether bits of a number lie after the byte that it begins in."""
         return self.bit + sum((size - 1) * bits for size, _, bits in self.digits) + self.width > 8
 
     def place(self, number: int) -> tuple[int, int]:
@@ -140,7 +140,7 @@ class BitField:
 
 
 def float8_steps(code: int) -> int:
-    """An 8-bit float without sign, of four bits before and three behind, in its smallest steps; its NaN is 0."""
+    """An 8-bit float without sign, of four bits before and three after, in its smallest steps; its NaN is 0."""
     power, rest = code >> 3 & 15, code & 7
     return 0 if code == 127 else rest if power == 0 else (8 + rest) << power - 1
 
@@ -157,7 +157,7 @@ _FLOAT8 = {
 class BookField:
     """Numbers in rows of a codebook: which row, and with which signs, or which of two distances from their place.
 
-    A sign is a bit of its own for each number; or seven for each eight, the last of which is what makes all of them
+    Signs are a bit for each number; or seven for each eight, the last of which is what makes all of them
     even. Where there are distances, a number is eight times that of the book, and one more, or one less.
     """
 
@@ -201,7 +201,7 @@ SIGNS = np.array([code | (code.bit_count() & 1) << 7 for code in range(128)], np
 class Ternary:
     """Numbers -1, 0 and 1, five to a byte: the first digits of a fraction in base three, of 256ths.
 
-    Runs are of so many bytes, with so many digits each: first all numbers of the first digits, then the others.
+    Runs are of this many bytes, with this many digits each: first all numbers of the first digits, then the others.
     """
 
     runs: tuple[tuple[int, int, int], ...]  # first byte, bytes, digits
@@ -211,7 +211,7 @@ class Ternary:
         return sum(size * digits for _, size, digits in self.runs)
 
     def place(self, number: int) -> tuple[int, int]:
-        """The byte of a number, and the power of three that its digit is behind."""
+        """The byte of a number, and the power of three that its digit follows."""
         for first, size, digits in self.runs:
             if number < size * digits:
                 return first + number % size, THREES[number // size]

@@ -155,7 +155,7 @@ class BlockReader:
         return byte, bit
 
     def _after(self, part: Bits, place: Expr) -> Expr:
-        """The byte behind one of a field, which may be its last."""
+        """The byte after one of a field, which may be its last."""
         places = zip(*part.places(range(prod(size for size, *_ in part.digits))), strict=True)
         last = max((8 * byte + bit + part.width - 1) // 8 for byte, bit in places)
         return self.k.min(place + self.k.index(1), self.k.index(last))

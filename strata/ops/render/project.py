@@ -211,7 +211,7 @@ def project_axes(
     op: object, camera: CameraView, seen: Vector, scale: Vector, axes: tuple[Vector, Vector, Vector], opacity: Value,
     colour: Vector, drawn: Value,
 ) -> Projected:  # fmt: skip
-    """The same, of splats by their place and axes as the camera sees them."""
+    """The same for splats whose places and axes are given as the camera sees them."""
     width, height = op.width, op.height  # type: ignore[attr-defined]
     cutoff = op.alpha_cutoff  # type: ignore[attr-defined]
     focal = camera.focal
@@ -245,9 +245,38 @@ def project_axes(
         qxx * inverse, qxy * inverse, qyy * inverse, opacity, *colour, blank, blank,
     ]  # fmt: skip
 
-    # who is seen, and where: the outline of q ≤ κ², by the dual conic
+    # who is seen, and where
     det = dot(axes[0], planes[0])
     scaled = reach / where(abs_(det) > 1e-6, det * det, 1.0)
+    outline = _outline(op, focal, (x, y, z), scaled, (cxx, cxy, cxz, cyy, cyz, czz), (j00, j01, j11))
+    # a splat around the camera covers the picture, if the sphere around it meets what the camera sees
+    is_met = _meets_view(op, camera, (x, y, z), sqrt(reach) * maximum(maximum(s0, s1), s2))
+    is_small = sqrt(reach) * minimum(minimum(s0, s1), s2) < FARTHEST
+    valid = drawn & is_small & (abs_(det) > 1e-6) & where(outline.is_near, is_met, outline.is_inside)
+    outlines = [where(valid, o, 1.0) for o in outline.numbers]
+    bounds = _box(op, outlines, outline.is_near)
+    distance = sqrt(x * x + y * y + z * z)
+    order = argsort(where(valid, distance, float("inf")))
+    return Projected(stack(rows, 1), stack(bounds, 1), stack(outlines, 1), order, valid)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """The ellipse around a splat in the picture; where the camera is inside the splat, the whole picture."""
+
+    numbers: list[Value]  # its centre u and v, and its covariance uu, uv, vv, in pixels
+    is_near: Value  # the camera is inside
+    is_inside: Value  # it is neither too thin nor too large, and overlaps the picture
+
+
+def _outline(
+    op: object, focal: Value, place: Vector, scaled: Value, covariance: tuple[Value, ...], conic: Vector
+) -> _Outline:
+    """The outline of q ≤ κ², by the dual conic; `scaled` is κ² over the squared determinant of the axes."""
+    width, height = op.width, op.height  # type: ignore[attr-defined]
+    x, y, z = place
+    cxx, cxy, cxz, cyy, cyz, czz = covariance
+    j00, j01, j11 = conic
     depth = z * z - scaled * czz
     is_near = depth <= 0.0  # the camera is inside, or the outline goes behind it
     under = where(is_near, 1.0, depth * depth)
@@ -266,24 +295,30 @@ def project_axes(
     radius = long + 1.0
     nearest_x, nearest_y = clip(cu, 0.0, float(width)) - cu, clip(cv, 0.0, float(height)) - cv
     overlaps = nearest_x * nearest_x + nearest_y * nearest_y <= radius * radius
-
-    # a splat around the camera covers the picture, if the sphere around it meets what the camera sees
-    largest = sqrt(reach) * maximum(maximum(s0, s1), s2)
-    sides = [
-        abs_(x) * focal - 0.5 * width * z <= largest * sqrt(focal * focal + (0.5 * width) ** 2),
-        abs_(y) * focal - 0.5 * height * z <= largest * sqrt(focal * focal + (0.5 * height) ** 2),
-        z >= camera.near - largest, z <= camera.far + largest,
-    ]  # fmt: skip
-    is_met = sides[0] & sides[1] & sides[2] & sides[3]
-    is_small = sqrt(reach) * minimum(minimum(s0, s1), s2) < FARTHEST
-    valid = drawn & is_small & (abs_(det) > 1e-6) & where(is_near, is_met, is_usable & overlaps)
-
     whole = float(max(width, height)) ** 2
-    outlines = [
+    numbers = [
         where(is_near, 0.5 * width, cu), where(is_near, 0.5 * height, cv), where(is_near, whole, sxx),
         where(is_near, 0.0, sxy), where(is_near, whole, syy),
     ]  # fmt: skip
-    outlines = [where(valid, o, 1.0) for o in outlines]
+    return _Outline(numbers, is_near, is_usable & overlaps)
+
+
+def _meets_view(op: object, camera: CameraView, place: Vector, radius: Value) -> Value:
+    """Whether a sphere meets what the camera sees."""
+    width, height = op.width, op.height  # type: ignore[attr-defined]
+    focal = camera.focal
+    x, y, z = place
+    sides = [
+        abs_(x) * focal - 0.5 * width * z <= radius * sqrt(focal * focal + (0.5 * width) ** 2),
+        abs_(y) * focal - 0.5 * height * z <= radius * sqrt(focal * focal + (0.5 * height) ** 2),
+        z >= camera.near - radius, z <= camera.far + radius,
+    ]  # fmt: skip
+    return sides[0] & sides[1] & sides[2] & sides[3]
+
+
+def _box(op: object, outlines: list[Value], is_near: Value) -> list[Value]:
+    """Left, right, top and bottom of an outline in pixels; the whole picture where the camera is inside."""
+    width, height = op.width, op.height  # type: ignore[attr-defined]
     ex, ey = sqrt(outlines[2]), sqrt(outlines[4])
     margin = 0.01  # of a pixel, for what was rounded
     bounds = [
@@ -293,6 +328,4 @@ def project_axes(
     bounds[0], bounds[2] = where(is_near, 0.0, bounds[0]), where(is_near, 0.0, bounds[2])
     bounds[1] = where(is_near, float(width), bounds[1])
     bounds[3] = where(is_near, float(height), bounds[3])
-    distance = sqrt(x * x + y * y + z * z)
-    order = argsort(where(valid, distance, float("inf")))
-    return Projected(stack(rows, 1), stack(bounds, 1), stack(outlines, 1), order, valid)
+    return bounds

@@ -1,7 +1,7 @@
 """Discrete Fourier transforms of any length, with NumPy's functions and the packed real layout [re.., im..].
 
 One primitive transforms the last axis of complex numbers; its transpose is the opposite transform with the same scale.
-The real transforms are nodes of their own, so that a backend can halve the work.
+The real transforms are separate nodes, so that a backend can halve the work.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from strata.mir import Graph, Value, toposort
 from strata.ops import Cond, While, where
 from strata.passes.base import Pass, PassContext, register, rewrite
 
-ROUNDS = 16  # bodies may hold branches and loops of their own
+ROUNDS = 16  # bodies may contain branches and loops
 
 
 @register

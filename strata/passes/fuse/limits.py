@@ -34,13 +34,13 @@ class FusionLimits:
         return self.max_inputs if self.max_buffers is None else min(self.max_inputs, self.max_buffers - 1)
 
     def allow(self, steps: int, inputs: int, outputs: int) -> bool:
-        """Whether so many ops that read and write so many buffers may be one kernel."""
+        """Whether this many ops that read and write this many buffers may be one kernel."""
         fits = self.max_buffers is None or inputs + outputs <= self.max_buffers
         return steps <= 1 or (steps <= self.max_steps and inputs <= self.most_inputs and fits)
 
     @staticmethod
     def within(most: int | None, asked: FusionLimits | None) -> FusionLimits | None:
-        """What was asked for, on a device whose kernels take so many buffers."""
+        """What was asked for, on a device whose kernels take this many buffers."""
         if most is None:
             return asked
         known = asked or FusionLimits(max_steps=_ANY, max_inputs=_ANY)

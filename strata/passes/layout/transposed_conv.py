@@ -34,7 +34,7 @@ class ConvPhase:
 
 
 def is_transposed(node: Node) -> bool:
-    """Whether a convolution spreads its input, and has no strides or dilation of its own."""
+    """Whether a convolution spreads its input, and has neither strides nor dilation."""
     op: Any = node.op
     spread = any(s > 1 for s in op.input_dilation) and prod(op.input_dilation) <= MOST_PHASES
     plain = all(v == 1 for values in (op.stride, op.dilation) for v in values) and not op.outside()
@@ -113,7 +113,7 @@ def _reach(phases: Sequence[ConvPhase]) -> int:
 
 
 def _cost(outputs: int, axes: Sequence[Sequence[ConvPhase]], apart: int) -> float:
-    """Multiplications of a pixel where phases of so many axes, from the first on, have a convolution each."""
+    """Multiplications for a pixel where the phases of this many axes, from the first on, have a convolution each."""
     taps = prod(sum(p.taps for p in phases) for phases in axes[:apart]) * prod(_reach(p) for p in axes[apart:])
     beyond = APART if apart == len(axes) else MOVED if apart < len(axes) - 1 else 1.0
     return beyond * taps * _up(outputs * prod(len(phases) for phases in axes[apart:]))
@@ -130,7 +130,7 @@ def _taps(w: Value, phases: Sequence[ConvPhase], spread: Sequence[int]) -> Value
 
 
 def _plain(x: Value, taps: Value, groups: Any, starts: Sequence[int], counts: Sequence[Dim]) -> Value:
-    """The convolution whose windows start at a pixel of the input, and that has so many outputs along each axis."""
+    """The convolution whose windows start at a pixel of the input, and that has this many outputs along each axis."""
     rank, ones = len(counts), (1,) * len(counts)
     padding = tuple(
         (-start, count - n + (int(k) - 1 + start))

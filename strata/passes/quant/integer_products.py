@@ -3,7 +3,7 @@
     (x - zx) · sx  ×  (w - zw) · sw   =   (Σ x·w - zx·Σ w - zw·Σ x + n·zx·zw) · (sx · sw)
 
 The sum of bytes is exact in i32, where the sum of dequantised numbers is rounded at every step: results differ by what
-f32 loses. What is behind the matmul (bias, activation, quantisation of the result) becomes its kernel's epilogue, and
+f32 loses. What is after the matmul (bias, activation, quantisation of the result) becomes its kernel's epilogue, and
 sums of weights and products of scales are computed once, when parameters are bound.
 """
 
@@ -22,7 +22,7 @@ from strata.passes.base import Pass, PassContext, register, rewrite
 
 MOST_TERMS = 1 << 16  # of a sum that cannot leave i32: 255 · 128 each
 FEW = 8  # nodes that a constant is looked for through
-WORD = 4  # channels come in groups of so many
+WORD = 4  # channels come in groups of this size
 
 
 @dataclass(frozen=True, slots=True)

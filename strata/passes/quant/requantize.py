@@ -4,7 +4,7 @@
 
 A kernel that ends in codes then multiplies once where it would multiply and divide: `a / s` and `b / s` are computed
 when parameters are bound. What is rounded differs by a unit or two in the last place, as it does between any two orders
-of the sum behind `n · a`: a number next to a half may become the neighbouring code.
+of the sum after `n · a`: a number next to a half may become the neighbouring code.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _DEFAULT = "default"
 class DynamicDimCompileCache:
     """One symbolic template, and at most `capacity` executables specialised from it, by key of the caller.
 
-    Options are part of every key: other options have a template and executables of their own.
+    Options are part of every key: other options have their own template and executables.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class CompileOptions:
     precision: str | None = None
     """A precision policy (f16, bf16, mixed_f16, mixed_f16_conservative, mixed_bf16), or `compute=f16+reduction=f32`."""
     fusion: bool | FusionLimits = True
-    """False gives each op a kernel of its own; limits say how many ops and inputs a kernel may have."""
+    """False gives each op its own kernel; limits say how many ops and inputs a kernel may have."""
     blocks: str | None = None
     """How the blocks of an HIR module are lowered: direct (fused ops) or fusable (primitives); None: as it says."""
     assert_fusion_clean: bool = False

@@ -138,7 +138,7 @@ class CompilePipeline:
 
     @located
     def optimize(self, graph: Graph) -> tuple[Graph, FusionReport]:
-        """Run the passes and check that the backend can run what is left."""
+        """Run the passes and check that the backend can run the result."""
         graph = as_graph(graph)
         made, records = run_passes(self.passes, graph, self.context)
         legalize(made, self.backend, self.options)

@@ -107,7 +107,7 @@ def _check_host(value: Any, name: str, what: str) -> None:
 def kept_apart(
     arrays: list[np.ndarray], outputs: Sequence[np.ndarray], in_place: Callable[[int, int], bool]
 ) -> list[np.ndarray]:
-    """The inputs, copied where an output lies over them. Outputs that lie over each other are refused.
+    """The inputs, copied where an output lies over them. Outputs that overlap are refused.
 
     An array that is both is left alone where in_place(input, output) says that the one is made by changing the other.
     """
@@ -127,14 +127,14 @@ def kept_apart(
         views = views or x.base is not None
         if id(x) in places:
             same.append(i)
-    if not views and len(places) == len(outputs):  # all have memory of their own: they are the same or apart
+    if not views and len(places) == len(outputs):  # all have their own memory: they are the same or apart
         copied = {i for i in same if not in_place(i, places[id(arrays[i])])} if same else None
         return [x.copy() if i in copied else x for i, x in enumerate(arrays)] if copied else arrays
     copied = set()
     for j, k in _overlaps([*outputs, *arrays], len(outputs)):
         i = k - len(outputs)
         if i < 0:
-            raise OptionError(f"outputs {j} and {k} lie over each other", code="O151", place=here())
+            raise OptionError(f"outputs {j} and {k} overlap", code="O151", place=here())
         if not (_same(arrays[i], outputs[j]) and in_place(i, j)):
             copied.add(i)
     return [x.copy() if i in copied else x for i, x in enumerate(arrays)] if copied else arrays
@@ -149,7 +149,7 @@ def _start(x: np.ndarray) -> int:
 
 
 def _overlaps(arrays: Sequence[np.ndarray], first: int) -> Iterator[tuple[int, int]]:
-    """Pairs of contiguous arrays that share memory, by their places; one of them is among the first so many."""
+    """Pairs of contiguous arrays that share memory, by their places; one of them is among the `first` ones."""
     if len(arrays) <= FEW:
         for j in range(first):
             yield from ((j, k) for k in range(j + 1, len(arrays)) if np.may_share_memory(arrays[j], arrays[k]))

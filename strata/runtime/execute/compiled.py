@@ -480,8 +480,8 @@ class CompiledGraph:
         """Process only the first `actual` places along an axis, given by the name of its symbolic size; None ends it.
 
         A graph of plain sizes takes `(actual, upper)`: the first axes that have `upper` places. `None` ends all.
-        What lies behind in the outputs is left as the last run, or the caller of `run_into`, had it. Returns whether
-        the graph can be run so: one that mixes places along the axis is run in full, never in part.
+        The rest of the outputs is left as the last run, or the caller of `run_into`, had it. Returns whether the graph
+        can be run so: one that mixes places along the axis is run in full, never in part.
         """
         with self._lock:
             if self._extents is None:
@@ -508,7 +508,7 @@ class CompiledGraph:
     # copies
 
     def clone(self) -> CompiledGraph:
-        """Another one with the same code and the same parameters, and state of its own; no extent is active in it.
+        """Another one with the same code and the same parameters, and its own state; no extent is active in it.
 
         What is set, bound or fed on one of them later is not seen by the other.
         """

@@ -97,7 +97,7 @@ class Extents:
         return bool(self.active) and not any(self.reasons(axis) for axis in self.active)
 
     def run(self, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray], threads: int | None) -> None:
-        """Run at the active extents: what lies behind them in the outputs stays."""
+        """Run at the active extents: what lies after them in the outputs stays."""
         axes = frozenset(self.active)
         kinds = self._program(axes)._outputs
         empty = [axis for axis, actual in self.active.items() if not actual]
@@ -105,7 +105,7 @@ class Extents:
         self._check_fits(arrays)
         if not left:
             return
-        # what does not lie along an axis of which nothing is processed is a program of its own
+        # what does not lie along an axis of which nothing is processed is a separate program
         program = self._program(axes, left) if empty else self._program(axes)
         run_at = {axis: max(actual, self._least(axis)) for axis, actual in self.active.items() if actual}
         sliced = [np.ascontiguousarray(_front(a, t, run_at)) for a, (_, t) in zip(arrays, program._inputs, strict=True)]

@@ -31,7 +31,7 @@ def like_first(given: Iterable[Any]) -> Wrap | None:
 
 
 def as_given(given: Iterable[Any], results: Sequence[Any]) -> tuple[Any, ...]:
-    """Results on the host in the form of the inputs; what is no array of numbers stays as it is."""
+    """Results on the host in the form of the inputs; what is not an array of numbers stays as it is."""
     wrap = like_first(given)
     if wrap is None:
         return tuple(results)

@@ -70,7 +70,7 @@ class BlockPool:
         return self._new(size)
 
     def _new(self, size: int) -> MemoryBlock:
-        """A block of its own, or, where that is too short for a huge page, next to others in one."""
+        """A separate block; or, where that is too short for a huge page, a place next to others in one."""
         if not NEIGHBOURS <= size < HUGE_PAGE:
             return MemoryBlock(new_pages(size))
         with self._lock:

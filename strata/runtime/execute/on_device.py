@@ -1,4 +1,4 @@
-"""Runs on a device with memory of its own: arrays that are there stay there, and nothing waits.
+"""Runs on a device with its own memory: arrays that are there stay there, and nothing waits.
 
 NumPy in means NumPy out. Where an input is on the device, or is an array of another library, so are the results.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def run_on_device(
     graph: CompiledGraph, given: Mapping[str, Any], over: Mapping[int, Any] | None = None
 ) -> tuple[Any, ...]:
-    """What `run` does, for a graph whose device has memory of its own."""
+    """What `run` does, for a graph whose device has its own memory."""
     enter = graph._executable.resident_entry
     if enter is not None and over is None and not OBSERVERS and not graph._missing:
         entered = _entered(graph, given, enter)
@@ -173,7 +173,7 @@ _NO_SIZES: Mapping[str, int] = {}
 
 
 def run_into(graph: CompiledGraph, feeds: Mapping[str, Any], out: Sequence[Any]) -> None:
-    """Run into arrays of the host, or of the device: what is there is copied over."""
+    """Run into arrays of the host, or of the device; results that are not there yet are copied."""
     state = graph._state if graph._is_special else None
     given = by_name(graph, feeds)
     arrays, _ = _gathered(graph, given if state is None else {**state.values, **given})
@@ -181,7 +181,7 @@ def run_into(graph: CompiledGraph, feeds: Mapping[str, Any], out: Sequence[Any])
     threads = graph._threads_option or config().num_threads
     _check_targets(graph, out, binding, makers)
     outputs = [x for x in out if not isinstance(x, DeviceArray)]
-    kept_apart([], outputs, lambda at, output: False)  # outputs that lie over each other are refused
+    kept_apart([], outputs, lambda at, output: False)  # outputs that overlap are refused
     if any(isinstance(x, DeviceArray) for x in out):
         over = _free(graph, arrays, out)
         for i, result in enumerate(run_arrays(graph, arrays, over, resident=True)):

@@ -1,4 +1,4 @@
-"""Whether zero padding behind the real rows changes their results, and masks for graphs where it would."""
+"""Whether zero padding after the real rows changes their results, and masks for graphs where it would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strata.runtime.execute.rows import ROWS, places, row_obstacles, with_open_r
 
 
 class Padding:
-    """What rows of zeros behind the real ones of some inputs do to a graph made for `upper` rows."""
+    """What rows of zeros after the real ones of some inputs do to a graph made for `upper` rows."""
 
     def __init__(self, compiled: CompiledGraph, padded: Mapping[str, int], upper: int) -> None:
         """`padded` names inputs, with the elements of a row where rows lie in one flat axis."""

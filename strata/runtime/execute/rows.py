@@ -114,7 +114,7 @@ def with_open_rows(graph: Graph, padded: Mapping[str, int], upper: int, rows: Sy
     """The graph with a symbolic number of rows in place of `upper`, also in ops that name the shape of their result.
 
     `padded` are the inputs that have rows, with the elements of one where an axis of `upper` times as many holds them
-    one after the other. Such rows get an axis of their own, in results, too.
+    one after the other. Such rows get their own axis, in results, too.
     """
     for change in (None, lambda op: _leading(op, upper, rows)):
         try:

@@ -86,7 +86,7 @@ class GraphState:
         """The arrays to write: outputs that the plan makes by changing a kept value go where that value is."""
         for name, at in self._in_place.items():
             kept = self.values.get(name)
-            if kept is arrays[at]:  # not where the caller gave an array of his own for this run
+            if kept is arrays[at]:  # not where the caller gave his own array for this run
                 outputs[self._feeds[name]] = kept
         return outputs
 

@@ -100,7 +100,7 @@ class FusionReport:
 
     @cached_property
     def fused_products(self) -> int:
-        """Matmuls with something behind or before them in the same kernel."""
+        """Matmuls with something after or before them in the same kernel."""
         return sum(_is_kernel(s) and len(s.nodes) > 1 and any(map(_contracts, s.nodes)) for s in self._steps)
 
     @cached_property
@@ -250,7 +250,7 @@ class _Misses:
                 self.readers[x].append(node)
 
     def epilogues(self) -> Iterator[MissedFusion]:
-        """Matmuls, with what is behind them in their kernel, that an op reads which could have been part of it."""
+        """Matmuls, with what is after them in their kernel, that an op reads which could have been part of it."""
         for step in self.lir.schedule:
             products = filter(_contracts, step.nodes) if _is_kernel(step) else ()
             yield from (miss for product in products for miss in self._behind(step, product))

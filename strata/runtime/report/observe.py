@@ -20,7 +20,7 @@ class Observer(Protocol):
     def step(self, compiled: CompiledGraph, at: int, begin: int, end: int, spans: Sequence[Any], read: Any) -> None:
         """After step `at`: times in nanoseconds, spans of threads (thread, begin, end), a reader of buffers.
 
-        The reader gives None of a weight that a backend keeps in a form of its own: `operand` then looks it up."""
+        The reader gives None of a weight that a backend keeps in its own form: `operand` then looks it up."""
 
     def end(self, compiled: CompiledGraph, begin: int, end: int) -> None: ...
 

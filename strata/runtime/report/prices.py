@@ -24,7 +24,7 @@ COMPILE_NODE = 0.004  # and each op of it
 
 
 def compile_price(nodes: int) -> float:
-    """How long a compile of so many ops is expected to take."""
+    """How long a compile of this many ops is expected to take."""
     return COMPILE + COMPILE_NODE * nodes
 
 

@@ -223,7 +223,7 @@ def test_run_into_memory_of_an_input(shift: int) -> None:
     c.run_into({"x": memory[500:1500]}, [memory[500 + shift : 1500 + shift], twice])
     np.testing.assert_array_equal(memory[500 + shift : 1500 + shift], x[::-1])
     np.testing.assert_array_equal(twice, x * 2)
-    with pytest.raises(OptionError, match="outputs 0 and 1 lie over each other"):
+    with pytest.raises(OptionError, match="outputs 0 and 1 overlap"):
         c.run_into({"x": x}, [memory[:1000], memory[shift : 1000 + shift] if shift < 1000 else memory[:1000]])
 
 

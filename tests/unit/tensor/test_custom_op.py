@@ -238,7 +238,7 @@ def test_a_body_with_a_schedule_or_other_stores_is_a_kernel_of_its_own(text: str
     assert own is not None
     assert own.schedule == kernel.schedule.replace("nontemporal y", "nontemporal out0")
     assert not c.host_steps
-    assert f"{kernel.name} is a step of its own" in str(c.explain())
+    assert f"{kernel.name} is a separate step" in str(c.explain())
 
 
 def test_a_product_is_found_in_a_kernel() -> None:

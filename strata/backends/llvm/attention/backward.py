@@ -28,7 +28,7 @@ OPERANDS: Final = ("q", "k", "v", "dy", "dq", "dk", "dv", "mask")
 _STRIDES: Final = tuple(f"{x}_{axis}" for x in OPERANDS for axis in ("batch", "head", "row"))
 BACKWARD_SLOTS: Final = (*_POINTERS, "batch", "queries", "keys", *_STRIDES, "offset_batch", "parts")
 KEY_BLOCK: Final = 512
-PARTS: Final = 16  # chunks to have at least, where there are so many blocks of rows
+PARTS: Final = 16  # chunks to have at least, where there are that many blocks of rows
 _ALIGN: Final = 16  # elements
 
 

@@ -21,7 +21,7 @@ from strata.backends.llvm.math import exponentials
 from strata.core import DType, bool_
 
 DEPTH_AT_ONCE: Final = 4  # elements of a head in one turn of the loop over them
-KEYS_AT_ONCE: Final = 4  # of a pass over scores, each with a maximum or sum of its own
+KEYS_AT_ONCE: Final = 4  # of a pass over scores, each with its own maximum or sum
 _LEAST_SCALE: Final = 1e-20  # above, the score of dropped keys over the scale is a number
 
 # body(key of the block, carried) -> carried
@@ -137,7 +137,7 @@ class QueryBlock(Attend):
         self._panels_of(spec.query_panels, rows, panel)
 
     def _score_kernel(self, height: int, vectors: Value) -> Value:
-        """The kernel for panels of so many vectors."""
+        """The kernel for panels of this many vectors."""
         f, (first, *others) = self.f, self.spec.score_widths
         kernel: Value = "@" + emit_score(f.module, self.spec, height, first)
         for count in others:
@@ -225,7 +225,7 @@ class QueryBlock(Attend):
         self, low: Value, high: Value, start: list[Typed], body: _Body, combine: Callable[[str, str, str], str],
         turn: int,
     ) -> list[str]:  # fmt: skip
-        """body over keys, `turn` at once with a value of their own each; the values combined in a fixed order."""
+        """body over keys, `turn` at once with their own value each; the values combined in a fixed order."""
         f, (type_, first) = self.f, start[0]
         whole = f.add(low, f.round_down(f.sub(high, low), turn))
         own = [(type_, first)] * turn
@@ -256,7 +256,7 @@ class QueryBlock(Attend):
         if not spec.is_positional:
             return 0, count
         height = spec.score_tiles.heights[0]
-        late = f.smax(0, f.smin(f.sub(f.add(position, 1), start), count))  # some row drops this key and those behind it
+        late = f.smax(0, f.smin(f.sub(f.add(position, 1), start), count))  # some row drops this key and those after it
         high = f.mul(f.op(f"udiv i64 {late}, {height}"), height)
         if spec.window is None:
             return 0, high
@@ -265,7 +265,7 @@ class QueryBlock(Attend):
         return f.smin(low, high), high
 
     def _kept_keys(self, position: Value, rows: Value, start: Value, count: Value) -> Value:
-        """How many of a block's keys the rows from a position on may keep; what lies behind has no weight."""
+        """How many of a block's keys the rows from a position on may keep; what lies after has no weight."""
         f, spec = self.f, self.spec
         if (spec.mask != "none" and spec.dropped is None) or not spec.is_positional:
             return count  # a row may have lost all of its keys to a mask
@@ -347,7 +347,7 @@ def emit_score(module: IrModule, spec: AttentionSpec, height: int, vectors: int)
     arithmetic = GemmArithmetic(spec.dtype, spec.accumulator, spec.accumulator, spec.target)
     parameters = [("ptr noalias", "k"), ("i64", "k_row"), ("ptr noalias", "q"), ("ptr noalias", "scores")]
     parameters += [("ptr noalias", "highest"), ("i64", "tiles")]
-    f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+    f = module.outlined(name, parameters)
     element, type_, size = memory_type(spec.accumulator), arithmetic.type, arithmetic.size
     wide, lanes = spec.padded(spec.query_rows), spec.lanes
     places = [f.address(element, "%highest", j * lanes) for j in range(vectors)]

@@ -80,7 +80,7 @@ class AttentionSpec:
 
     @property
     def lowest(self) -> float:
-        """What maxima begin with, and what fills vectors behind the last key: no number is below. A row whose scores
+        """What maxima begin with, and what fills vectors after the last key: no number is below. A row whose scores
         are all -inf so has a maximum from which they differ, and a sum of 0."""
         return float(np.finfo(self.accumulator.np).min)
 
@@ -107,7 +107,7 @@ class AttentionSpec:
 
     @property
     def score_widths(self) -> tuple[int, ...]:
-        """Vectors of the panels of queries that there are."""
+        """Vectors of the existing panels of queries."""
         most = self.query_panels.vectors
         if self.queries is None:
             return tuple(range(most, 0, -1))
@@ -128,7 +128,7 @@ class AttentionSpec:
         return self.padded(self.value_dim)
 
     def padded(self, dim: int) -> int:
-        """A row of so many elements in whole vectors."""
+        """A row of elements in whole vectors."""
         return -(-dim // self.lanes) * self.lanes
 
     @property
@@ -190,12 +190,12 @@ class AttentionSpec:
 
 
 def _parts(block: int, count: int) -> tuple[int, ...]:
-    """The sizes of the blocks of so many."""
+    """The sizes of the blocks that a number of rows is cut into."""
     return tuple({n for n in (min(block, count), count % block) if n})
 
 
 def _needed(heights: tuple[int, ...], block: int, count: int | None) -> tuple[int, ...]:
-    """The heights of the tiles that blocks of so many, or of any number, are cut into."""
+    """The heights of the tiles that blocks of a known number, or of any number, are cut into."""
     if count is None:
         return heights
     needed = set()
@@ -321,7 +321,7 @@ class Attend(Arguments):
         return bool_ if self.spec.mask == "custom" else self.spec.dtype
 
     def _panels_of(self, panels: Panels, count: Value, body: Callable[[Value, Value], None]) -> None:
-        """body(first column, vectors) for the panels of so many columns."""
+        """body(first column, vectors) for the panels of this many columns."""
         f, columns, lanes = self.f, panels.columns, panels.lanes
 
         def one(column: str, _: list[str]) -> None:

@@ -71,7 +71,7 @@ class PagedDecode(Decode):
                 return [f.add(i, page)]
 
             def goes_on(state: list[str]) -> str:
-                """Whether the next page lies right behind those so far."""
+                """Whether the next page lies right after those so far."""
                 length = state[0]
                 then = f.add(i, length)
                 behind = f.add(first, f.op(f"udiv i64 {length}, {page}"))
@@ -130,7 +130,7 @@ def emit_paged_decode(module: IrModule, spec: AttentionSpec, page: int, name: st
 
 def emit_paged_merge(module: IrModule, spec: AttentionSpec, page: int, name: str) -> None:
     f = template(module, name)
-    decode = PagedDecode(f, spec, page, packed=False)  # what is merged is no page
+    decode = PagedDecode(f, spec, page, packed=False)  # what is merged is not a page
     each_point(f, lambda item, _: decode.merge(item))
 
 
@@ -140,7 +140,7 @@ COLLECT: Final = (
 
 
 def emit_collect(module: IrModule, spec: AttentionSpec, name: str, *, packed: bool) -> None:
-    """Adds the kernel that lays the rows of a sequence one behind the other: one page a point."""
+    """Adds the kernel that lays the rows of a sequence one after the other: one page a point."""
     f = kernel(module, name)
     to, pool, new, table, past, scales, mine, pages, count, page, width = arguments(f, COLLECT)
     element, size = memory_type(spec.dtype), spec.dtype.itemsize
@@ -168,7 +168,7 @@ def emit_collect(module: IrModule, spec: AttentionSpec, name: str, *, packed: bo
             copy(f, place, f.address(element, pool, f.mul(first_row, width)), f.mul(f.mul(old, width), size))
 
         def fresh(row: str, _: list[str]) -> None:
-            # rows behind the last new one repeat it: no query reads them
+            # rows after the last new one repeat it: no query reads them
             at = f.smin(f.sub(f.add(first, row), before), f.sub(count, 1))
             taken = f.address(element, new, f.mul(f.add(f.mul(batch, count), at), width))
             copy(f, f.address(element, place, f.mul(row, width)), taken, f.mul(width, size))

@@ -67,7 +67,7 @@ class RowScores(Attend):
 
             tiles.over_rows(f, rows, tile)
 
-        # keys behind the block but inside its last panel are scored too, and ignored
+        # keys after the block but inside its last panel are scored too, and ignored
         whole = f.round_down(f.add(count, spec.panels.columns - 1), spec.panels.columns)
         self._panels_of(self.spec.panels, f.smin(whole, f.sub(self.keys, start)), panel)
 
@@ -122,7 +122,7 @@ class RowScores(Attend):
 
         def exps(j: Value, carried: list[str], inside: str | None) -> list[Value]:
             score = f.load(self.type, place(j), self.size)
-            # places behind the last key are far below any score, whatever the scale
+            # places after the last key are far below any score, whatever the scale
             score = m.fma(score, m.c(self.spec.scale), lowered) if self._is_plain else m.add(score, lowered)
             e = exponentials.exp_below(m, score)
             if inside is not None:
@@ -205,7 +205,7 @@ class RowScores(Attend):
         return f.binary("and", flags, keep, f.compare("sle", words, distances, constant(words, spec.window)))
 
     def _mask_values(self, mask_row: str, key: Value) -> str:
-        """The mask's values for a vector of keys; those behind the last key are not read."""
+        """The mask's values for a vector of keys; those after the last key are not read."""
         f, spec, dtype = self.f, self.spec, self._mask_dtype()
         type_ = memory_type(dtype, spec.lanes)
         if spec.mask_spans_keys:

@@ -25,7 +25,7 @@ from strata.core import Dim, Target, TensorType, bf16, bool_, bounds, f16, f32, 
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
-DECODE_QUERIES = 4  # up to so many queries, reading the keys once beats packing them
+DECODE_QUERIES = 4  # up to this many queries, reading the keys once beats packing them
 SEGMENT = 512  # keys of a chunk, where so few key heads do not keep all threads busy:
 FEW_HEADS = 16
 KEY_BLOCK = 512
@@ -120,7 +120,7 @@ def with_blocks(spec: AttentionSpec, queries: Dim, keys: Dim) -> AttentionSpec:
 
 
 def _goes_back(op: Op, types: Sequence[TensorType], target: Target) -> bool:
-    """As attention, where no bias and no cap ask for a cotangent of their own."""
+    """As attention, where neither a bias nor a cap needs a cotangent."""
     q, k, v, dy, *extra = types
     if q.dtype not in (f32, f64) or dy.dtype is not q.dtype or not _accepts(op, (q, k, v, *extra), target):
         return False

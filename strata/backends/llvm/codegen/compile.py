@@ -66,7 +66,7 @@ def _lowered(normal: Kernel, target: Target, schedule: Schedule | None = None) -
     if schedule is not None:
         check_schedule(schedule, normal, nest)
     chosen = schedule or choose_schedule(normal, nest, machine)
-    return Lowered(normal, nest, chosen, points(normal, nest, chosen))
+    return Lowered(normal, nest, chosen, points(nest, chosen))
 
 
 def machine_of(target: Target) -> Machine:

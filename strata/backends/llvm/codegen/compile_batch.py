@@ -169,7 +169,7 @@ def _loops_or_along(along: Kernel, products: Kernel, few: Dim, target: Target, m
 
 
 def _or_narrow(usage: LoopUsage, pool: PoolPlan, kernel: Kernel, target: Target, module: IrModule) -> LoopUsage:
-    """A pool, behind the loops that take its place where its lines turn out to be narrow: a sum has one order, whether
+    """A pool, with the loops that take its place where its lines turn out to be narrow: a sum has one order, whether
     their length was known or not."""
     narrow = pool.is_narrow
     if pool.kind != "sum" or narrow == 0:

@@ -52,7 +52,7 @@ class BoundBody:
 
 
 class GraphBody(CpuExecutable):
-    """A plan compiled to run inside a step; a branch is no loop."""
+    """A plan compiled to run inside a step, in a loop or in a branch."""
 
     def __init__(self, lir: Lir, target: Target, *, in_loop: bool) -> None:
         super().__init__(lir, target, in_loop=in_loop)

@@ -95,7 +95,7 @@ class _Runner:
         )
 
     def each(self, words: _Words, count: Value, width: int) -> tuple[Value, int]:
-        """The start of a list of `count` records in the arguments; the cursor goes behind it."""
+        """The start of a list of `count` records in the arguments; the cursor moves past it."""
         first = words.at
         words.at = self.f.add(first, self.f.mul(count, width))
         return first, width

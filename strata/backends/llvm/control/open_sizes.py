@@ -36,7 +36,7 @@ def _is_open(op: Op, types: Sequence[TensorType], target: Target) -> bool:
 @override("conv", "conv_first", "conv_last", whole=True, numbers=_of_weights)
 @override("conv_backward_weight", instead_of_parts=_is_open, numbers=_of_weights)
 def _known_convolution(node: Node, target: Target) -> None:
-    """With weights of known sizes, a convolution is no step of its own."""
+    """With weights of known sizes, a convolution is not a separate step."""
 
 
 def open_step(node: Node, target: Target) -> NativeOp:

@@ -7,7 +7,7 @@ channels is packed beside its pixels, zeros where the tap is outside x, and mult
 micro-kernels of all products. With few channels, the taps along the last axis lie side by side in x, and are one run of
 rows. Depth-wise, vectors run along channels and nothing is packed.
 
-Pixels are split by their number alone into parts with sums of their own, which a last pass adds up in order.
+Pixels are split by their number alone into parts with separate sums, which a last pass adds up in order.
 """
 
 from __future__ import annotations
@@ -35,6 +35,18 @@ PARTS_BYTES = 4 << 20  # of all parts' sums
 LEAST_ROWS = 64  # of a point: below, packing dy again costs more than it spreads
 SHORT_RUN = 16  # channels below which the taps along the last axis are joined
 _ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedLine:
+    """Neighbouring pixels of a line, and the tile that they are packed into."""
+
+    inside: str  # whether x has the line that they see
+    source: str  # where that line of x begins
+    first: Value  # the first pixel's place in its line
+    length: Value
+    to: str
+    height: int  # values of a pixel in the tile
 
 
 @dataclass(frozen=True)
@@ -218,11 +230,8 @@ class Gradient:
                       ("i64", "run")]  # fmt: skip
         parameters += [("i64", "channel")] if self.joined else []
         at = ["image", *(f"at{axis}" for axis in range(self.geometry.rank))]
-        f = module.function(
-            name, [*parameters, *(("i64", a) for a in at)], attributes="nounwind noinline", linkage="internal"
-        )
+        f = module.outlined(name, [*parameters, *(("i64", a) for a in at)])
         pixels = self.geometry.arguments(f)
-        put = self._put_run if self.joined else self._put
         axes = self.geometry.rank - 1 if self.joined else self.geometry.rank
         taps = self.geometry.taps(f, "%run", axes)
 
@@ -230,7 +239,11 @@ class Gradient:
             to = f.address(memory_type(self.accumulator), "%packed", f.mul(position, height))
             inside, source = pixels.line_of_x(image, place[:-1], taps)
             source = f.address(memory_type(self.dtype), "%x", f.mul(source, self.groups * self.channels))
-            put(pixels, height, inside, source, place[-1], length, to, taps)
+            packed = _PackedLine(inside, source, place[-1], length, to, height)
+            if self.joined:
+                self._put_run(pixels, packed)
+            else:
+                self._put(pixels, packed, taps[-1])
 
         pixels.lines("%length", [f"%{a}" for a in at], line)
         f.ret()
@@ -245,79 +258,64 @@ class Gradient:
             loaded = convert(f, loaded, self.dtype, self.accumulator, count, self.target)
         f.store(kept, zero if source is None else loaded, to, item)
 
-    def _put(
-        self,
-        pixels: Any,
-        height: int,
-        inside: str,
-        source: str,
-        first: Value,
-        length: Value,
-        to: str,
-        taps: list[Value],
-    ) -> None:
+    def _cell(self, f: IrFunction, line: _PackedLine, i: Value) -> str:
+        """Where the values of a pixel of the line go."""
+        return f.address(memory_type(self.accumulator), line.to, f.mul(i, line.height))
+
+    def _put(self, pixels: Any, line: _PackedLine, tap: Value) -> None:
         """The pixels of a line at one tap."""
         f, g = pixels.f, self.geometry
         width = self.groups * self.channels
-        low, high = pixels.valid(taps[-1], first, length)
-        low, high = (f.select("i64", inside, v, 0) for v in (low, high))
-        offset = pixels.offset(taps[-1])
+        low, high = pixels.valid(tap, line.first, line.length)
+        low, high = (f.select("i64", line.inside, v, 0) for v in (low, high))
+        offset = pixels.offset(tap)
 
         def zeros(begin: Value, end: Value) -> None:
             def one(i: str, _: list[str]) -> None:
-                self._move(f, None, f.address(memory_type(self.accumulator), to, f.mul(i, height)), height)
+                self._move(f, None, self._cell(f, line, i), line.height)
 
             f.loop(begin, end, 1, [], one)
 
         def one(i: str, _: list[str]) -> None:
-            at = f.add(f.mul(f.add(first, i), g.stride[-1]), offset)
-            place = f.address(memory_type(self.dtype), source, f.mul(at, width))
-            self._move(f, place, f.address(memory_type(self.accumulator), to, f.mul(i, height)), height)
+            at = f.add(f.mul(f.add(line.first, i), g.stride[-1]), offset)
+            place = f.address(memory_type(self.dtype), line.source, f.mul(at, width))
+            self._move(f, place, self._cell(f, line, i), line.height)
 
         zeros(0, low)
         f.loop(low, high, 1, [], one)
-        zeros(high, length)
+        zeros(high, line.length)
 
-    def _put_run(
-        self,
-        pixels: Any,
-        height: int,
-        inside: str,
-        source: str,
-        first: Value,
-        length: Value,
-        to: str,
-        taps: list[Value],
-    ) -> None:
+    def _put_run(self, pixels: Any, line: _PackedLine) -> None:
         """The pixels of a line at all taps along the last axis; those near the border value by value."""
         f, g = pixels.f, self.geometry
         size = f.mul(pixels.number(f"size{g.rank - 1}"), self.channels)
         offset = f.add(f.mul(pixels.offset(0), self.channels), "%channel")
 
         def one(i: str, _: list[str]) -> None:
-            at = f.add(f.mul(f.add(first, i), g.stride[-1] * self.channels), offset)
-            place = f.address(memory_type(self.accumulator), to, f.mul(i, height))
+            at = f.add(f.mul(f.add(line.first, i), g.stride[-1] * self.channels), offset)
+            place = self._cell(f, line, i)
             low = f.compare("sge", "i64", at, 0)
-            high = f.compare("sle", "i64", f.add(at, height), size)
-            whole = f.binary("and", "i1", inside, f.binary("and", "i1", low, high))
+            high = f.compare("sle", "i64", f.add(at, line.height), size)
+            whole = f.binary("and", "i1", line.inside, f.binary("and", "i1", low, high))
 
             def by_values() -> None:
-                for row in range(height):
+                for row in range(line.height):
                     position = f.add(at, row)
-                    exists = f.binary("and", "i1", inside, f.compare("ult", "i64", position, size))
+                    exists = f.binary("and", "i1", line.inside, f.compare("ult", "i64", position, size))
                     cell = f.address(memory_type(self.accumulator), place, row)
-                    value = f.address(memory_type(self.dtype), source, position)
+                    value = f.address(memory_type(self.dtype), line.source, position)
                     f.if_(
                         exists,
                         lambda value=value, cell=cell: self._move(f, value, cell, 1),
                         lambda cell=cell: self._move(f, None, cell, 1),
                     )
 
-            f.if_(
-                whole, lambda: self._move(f, f.address(memory_type(self.dtype), source, at), place, height), by_values
-            )
+            def at_once() -> None:
+                self._move(f, f.address(memory_type(self.dtype), line.source, at), place, line.height)
 
-        f.loop(0, length, 1, [], one)
+            f.if_(whole, at_once, by_values)
+
+        f.loop(0, line.length, 1, [], one)
 
     def _emit_finish(self, module: IrModule) -> None:
         """Adds up the parts of a row (of one group), in order."""

@@ -69,7 +69,7 @@ class Pixels:
         return self.f.digits(flat, [self.number(f"count{axis}") for axis in range(self.geometry.rank)])
 
     def next_line(self, at: list[Value]) -> list[Value]:
-        """The start of the line behind the one that `at` (image, position) is in."""
+        """The start of the line after the one that `at` (image, position) is in."""
         f = self.f
         found: list[Value] = [0]
         carry: Value = 1

@@ -20,7 +20,8 @@ from strata.backends.llvm.conv.table import ConvDriver, Convolution, ConvWindow,
 from strata.backends.llvm.gemm.arith import GemmArithmetic, convert
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, put_vector
-from strata.backends.llvm.gemm.spec import SHORT_EPILOGUE, EpilogueFields, for_rows
+from strata.backends.llvm.gemm.planning import SHORT_EPILOGUE, for_rows
+from strata.backends.llvm.gemm.spec import EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector
 from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
@@ -35,7 +36,7 @@ MOST_SPREAD = 64  # taps of a line times channels, of which shuffles are written
 
 
 def fits_beside(channels: int, outputs: int, groups: int, window: ConvWindow, dtype: DType, target: Target) -> bool:
-    """Whether groups of so many channels and outputs are better side by side than each a contraction."""
+    """Whether groups of this many channels and outputs are better side by side than each a contraction."""
     if groups == 1:
         return False
     if channels == 1 == outputs:
@@ -134,7 +135,7 @@ class _BesideDriver(ConvDriver):
         while_loop(f, start, lambda carried: f.compare("slt", "i64", carried[0], chunk.rows), tile)
 
     def _pixels_on(self, at: list[str], count: Value) -> list[Value]:
-        """The pixel behind some neighbouring ones of a line."""
+        """The pixel after some neighbouring ones of a line."""
         last = self.f.sub(self.f.add(at[-1], count), 1)
         return self._next_pixel([*at[:-1], str(last)])
 
@@ -157,7 +158,7 @@ class _BesideDriver(ConvDriver):
             ("ptr noalias", "args"), ("ptr noalias", "lines"), ("ptr noalias", "zeros"), ("i64", "first"),
             ("i64", "row"), ("i64", "column"), ("i64", "columns"),
         ]  # fmt: skip
-        f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+        f = module.outlined(name, parameters)
         tile = _Tile(f, self, height)
         reach = (height - 1) * window.stride[-1] + (window.kernel[-1] - 1) * window.dilation[-1]
         low = f.compare("sge", "i64", "%first", 0)
@@ -187,7 +188,7 @@ class _BesideDriver(ConvDriver):
 class _Pixels:
     """A line of x under a tile for a vector of outputs, and the weights of the first tap and channel."""
 
-    places: dict[int, str]  # of pixels that are seen, by how far behind the first they are
+    places: dict[int, str]  # of pixels that are seen, by their distance from the first
     weights: str
     mask: str | None
 
@@ -341,7 +342,7 @@ class _Tile:
         return {away: f.select("ptr", present, place, "%zeros") for away, place in places.items()}
 
     def _checked_place(self, base: str, away: int, apart: Value) -> str:
-        """The address of the pixel so many columns behind the first, or of zeros."""
+        """The address of the pixel this many columns after the first, or of zeros."""
         f, element, spread = self.f, memory_type(self.spec.a), self.window.input_dilation[-1]
         at = index = f.add("%first", away)
         exact = "true"

@@ -8,7 +8,7 @@ from strata.backends.llvm.ir.builder import IrFunction, Value, lanes_of, vector,
 
 
 def every(f: IrFunction, type_: str, parts: Sequence[str], start: int) -> str:
-    """Of so many vectors next to each other, every so many-th element from one on."""
+    """Of some neighbouring vectors, every n-th element from one on."""
     if len(parts) == 1:
         return parts[0]
     first, second, *rest = parts

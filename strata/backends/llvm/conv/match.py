@@ -70,7 +70,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ConvKernel:
-    """A kernel as a convolution x * w behind which comes an epilogue: the kernel with the sums as an input."""
+    """A kernel as a convolution x * w followed by an epilogue: the kernel with the sums as an input."""
 
     kernel: Kernel  # as it is
     epilogue: Kernel | None  # in normal form; None: the sums are stored

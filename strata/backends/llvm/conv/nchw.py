@@ -20,7 +20,8 @@ from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import GemmArithmetic
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_vector
 from strata.backends.llvm.gemm.micro import TileSet, call_micro
-from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields, plan_contraction
+from strata.backends.llvm.gemm.planning import plan_contraction
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector_constant
 from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type

@@ -21,13 +21,8 @@ from strata.backends.llvm.conv.table import ConvWindow, in_blocks
 from strata.backends.llvm.gemm.arith import multiply_add
 from strata.backends.llvm.gemm.epilogue import Epilogue, Site, emit_finish, put_sums
 from strata.backends.llvm.gemm.micro import TileSet
-from strata.backends.llvm.gemm.spec import (
-    SHORT_EPILOGUE,
-    Contraction,
-    EpilogueFields,
-    plan_contraction,
-    with_even_tiles,
-)
+from strata.backends.llvm.gemm.planning import SHORT_EPILOGUE, plan_contraction, with_even_tiles
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type
@@ -83,7 +78,7 @@ class Lines:
 
     @property
     def reach(self) -> int:
-        """Elements of a phase that the last pixel sees behind its own."""
+        """Elements of a phase that the last pixel sees after its own."""
         return (self.window.kernel[-1] - 1) * self.window.dilation[-1] // self.window.stride[-1]
 
     @property
@@ -353,7 +348,7 @@ class _Lines(PlaneDriver):
         return result
 
     def _tile(self, height: int, vectors: int, lanes: int) -> str:
-        """The function for so many outputs of so many vectors of pixels."""
+        """The function for this many outputs of this many vectors of pixels."""
         name = f"{self.name}_{height}x{lanes}*{vectors}".replace("*", "_")
         if self.f.module.has(name):
             return name
@@ -361,7 +356,7 @@ class _Lines(PlaneDriver):
             ("ptr noalias", "args"), ("ptr noalias", "weights"), ("ptr noalias", "seen"), ("ptr noalias", "waiting"),
             ("i64", "row"), ("i64", "column"), ("i64", "columns"),
         ]  # fmt: skip
-        f = self.f.module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+        f = self.f.module.outlined(name, parameters)
         sums = self._sums(f, height, vectors, lanes)
         rows = [sums[i * vectors : (i + 1) * vectors] for i in range(height)]
         if self.spec.is_short:

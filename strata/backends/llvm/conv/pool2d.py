@@ -6,7 +6,7 @@ A tile is one vector of pixels of a few neighbouring lines. Of every line of the
 along the line becomes one register; windows join those of their lines. So each element joins in once for all the lines
 of a tile. Where windows share no lines, these are joined first. Neither order depends on tiles. What lies in the
 padding is the value that changes nothing. Kernels are found by what they compute: one such reduction, with anything
-behind it.
+after it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def plan_pool(kernel: Kernel, target: Target, chosen: PoolTiles | None = None) -
     if down is None or along is None or missing or set(windows[0]) & set(windows[1]):
         return None
     few = planned(store.buffer.shape[-1]) < NARROW or (along.stride > 4 and down.stride < down.taps)
-    # loops do as well; for a sum, whether it has a border behind its lines does not count, as that may be open
+    # loops do as well; for a sum, whether it has a border after its lines does not count, as that may be open
     apart = along.stride >= along.taps and along.start == 0
     plain = down.taps == 1 and (apart if pooled.kind == "sum" else load.where is None)
     if few or plain or along.stride > MOST_STRIDE or max(down.taps, along.taps) > MOST_TAPS:
@@ -213,7 +213,7 @@ def emit_pool(module: IrModule, plan: PoolPlan) -> str:
 
 
 class _Finished(FinishedSums):
-    """What comes behind the pooled values of a vector of pixels."""
+    """What comes after the pooled values of a vector of pixels."""
 
     def __init__(self, pool: _Pool, epilogue: Kernel, plane: Value, column: Value, mask: str) -> None:
         self.start(pool.f, epilogue, pool.plan.target)
@@ -291,7 +291,7 @@ class _Pool:
         f.loop(0, self.columns, self.lanes, [], column)
 
     def _reads(self) -> list[int]:
-        """Vectors of a line that pixels see, by how far they are behind the first tap."""
+        """Vectors of a line that pixels see, by their distance from the first tap."""
         along = self.plan.along
         firsts = {away - away % along.stride for away in range(0, along.taps * along.dilation, along.dilation)}
         return sorted(first + part * self.lanes for first in firsts for part in range(along.stride))

@@ -208,7 +208,7 @@ class _Emitter:
         return memory_type(self.spec.dtype, self.spec.lanes)
 
     def _taps_inside(self, axis: int, corner: Value) -> tuple[Value, Value]:
-        """The first tap along an axis that is inside, and the one behind the last."""
+        """The first tap along an axis that is inside, and the one after the last."""
         f, dilation, size = self.f, self.spec.dilation[axis], self.spec.kernel[axis]
         low = f.op(f"sdiv i64 {f.smax(f.sub(dilation - 1, corner), 0)}, {dilation}")
         high = f.op(f"sdiv i64 {f.smax(f.add(f.sub(self.sizes[axis], corner), dilation - 1), 0)}, {dilation}")

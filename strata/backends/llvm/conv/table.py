@@ -20,7 +20,8 @@ from typing import Final, Unpack
 
 from strata.backends.llvm.gemm.driver import Chunk, GemmBlock, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
-from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields, for_rows, plan_contraction, with_ending
+from strata.backends.llvm.gemm.planning import for_rows, plan_contraction, with_ending
+from strata.backends.llvm.gemm.spec import Contraction, EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant, vector, vector_constant
 from strata.backends.llvm.ir.native import each_point, template
 from strata.backends.llvm.ir.registers import memory_type

@@ -20,14 +20,15 @@ from strata.backends.llvm.gemm.driver import Chunk, GemmDriver
 from strata.backends.llvm.gemm.epilogue import Epilogue, emit_finish
 from strata.backends.llvm.gemm.micro import call_micro
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS
-from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, EpilogueFields, for_rows, plan_contraction
+from strata.backends.llvm.gemm.planning import for_rows, plan_contraction
+from strata.backends.llvm.gemm.spec import BYTES, FLOPS, Contraction, EpilogueFields
 from strata.backends.llvm.ir.builder import IrFunction, IrModule, Value, constant
 from strata.backends.llvm.ir.native import each_point, template, while_loop
 from strata.backends.llvm.ir.registers import memory_type
 from strata.core import Dim, DType, Target, dim_max, dim_min, f32, f64
 
 TURNED: Final = 16  # values of a tile
-MOST_TILES: Final = 24  # of a chunk: the packed taps come from the third-level cache once for so many
+MOST_TILES: Final = 24  # of a chunk: the packed taps come from the third-level cache once for this many
 MOST_CHANNELS: Final = 128  # transformed at once
 PANEL_COLUMNS: Final = 144  # outputs of a chunk, in whole panels
 AT_ONCE: Final = 8  # tiles of a row that are transformed back together
@@ -136,7 +137,7 @@ def emit_winograd(module: IrModule, spec: Winograd, epilogue: Epilogue | None = 
 
 
 class _WinogradDriver(GemmDriver):
-    """The matmul driver: sixteen matmuls in a chunk, and the transforms before and behind them."""
+    """The matmul driver: sixteen matmuls in a chunk, and the transforms before and after them."""
 
     def __init__(self, f: IrFunction, spec: Winograd, finish: str) -> None:
         super().__init__(f, spec.product, finish)
@@ -172,7 +173,7 @@ class _WinogradDriver(GemmDriver):
         return [image, f.sub(line, f.mul(image, self.tiles[0])), f.sub(flat, f.mul(line, self.tiles[1]))]
 
     def _tiles_on(self, at: Sequence[Value], count: Value) -> list[Value]:
-        """The tile behind some neighbours of one line."""
+        """The tile after some neighbours of one line."""
         f = self.f
         column = f.add(at[2], count)
         ends = f.compare("sge", "i64", column, self.tiles[1])
@@ -291,7 +292,7 @@ def _emit_turn(module: IrModule, lanes: int) -> str:
         ("i64", "first"),
         ("i64", "count"),
     ]
-    f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+    f = module.outlined(name, parameters)
     type_ = memory_type(f32, lanes)
     places = [f.load("ptr", f.address("ptr", "%pixels", i), 8) for i in range(TURNED)]
 
@@ -329,7 +330,7 @@ def _emit_turn_back(module: IrModule, lanes: int, columns: int) -> str:
         ("i64", "tiles"),
         ("i64", "width"),
     ]
-    f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+    f = module.outlined(name, parameters)
     type_ = memory_type(f32, lanes)
 
     def back(m: Sequence[str]) -> list[str]:

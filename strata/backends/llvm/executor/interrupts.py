@@ -129,7 +129,7 @@ define internal i64 @ticks() alwaysinline nounwind {
   %t = call i64 @llvm.readcyclecounter()
   ret i64 %t
 }
-; 30 to 60 ms of the clocks that there are
+; 30 to 60 ms of any of the clocks
 define internal i64 @ticks_between() alwaysinline nounwind {
   ret i64 120000000
 }

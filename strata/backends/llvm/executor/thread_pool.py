@@ -32,7 +32,7 @@ from strata.core import Target, available_threads, new_lock
 # Offsets into the pool's memory; a cache line each, so that spinning readers do not disturb writers.
 _JOB, _SLEEPERS, _SPIN, _LOCK, _STOP, _HELPERS, _TRACE, _PLACE, _BYTES = 64, 128, 192, 256, 320, 384, 448, 512, 4096
 _TURN: Final = _TRACE + 8  # beside a word that is as seldom written
-_INTERRUPT: Final = 1024  # behind the words of _PLACE
+_INTERRUPT: Final = 1024  # after the words of _PLACE
 _STEPS_AHEAD: Final = 16  # steps of a program among which one for several threads is worth calling them at once
 _SPIN_ROUNDS: Final = 20_000  # about half a millisecond of looking for work before a worker sleeps
 
@@ -374,7 +374,7 @@ class ThreadPool:
         self._workers: list[Any] = []
         self.workers = 0  # threads started so far, without the callers'
         self._is_refused = False  # the system has no more threads for us
-        self.users: WeakSet[Any] = WeakSet()  # those who rely on the workers that there are; told to `forget` them
+        self.users: WeakSet[Any] = WeakSet()  # those who rely on the current workers; told to `forget` them
         self.default_threads = available_threads()
         code = native_code()
         self._parallel = ctypes.CFUNCTYPE(

@@ -71,7 +71,7 @@ def _emit_groups(module: IrModule, form: TransformEmitter) -> None:
 
 
 def _emit_product(module: IrModule, form: TransformEmitter) -> None:
-    """Rows times a table: out[row][j] = source[row][j] · table[j], 0 behind the `kept` first. Points are rows."""
+    """Rows times a table: out[row][j] = source[row][j] · table[j], 0 after the `kept` first. Points are rows."""
     f = kernel(module, "product")
     source, out, table, kept, wide_in, wide_out, swap_in, swap_out, scale = arguments(f, "pppiiiiip")
     real, size = form.real, form.size
@@ -192,7 +192,7 @@ class Planner(Workspace):
         self.calls: list[NativeCall] = []
 
     def transform(self, source: Slot, out: Slot, rows: int, n: int, inverse: bool, scale: float) -> None:
-        """`rows` sequences of n numbers, one behind the other."""
+        """`rows` sequences of n numbers, one after the other."""
         if max(factors_of(n), default=1) > LARGEST_PRIME:
             self._convolution(source, out, rows, n, inverse, scale)
             return

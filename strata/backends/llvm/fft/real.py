@@ -21,7 +21,7 @@ from strata.backends.llvm.ir.overrides import NativeCall, NativeOp, Planned, Siz
 from strata.core import Dim, DType, Target, TensorType, c64, c128
 from strata.mir import Node, Op
 
-SHORT = 128  # numbers of a sequence that is not worth a plan of its own, however few there are
+SHORT = 128  # numbers of a sequence that is not worth its own plan, however few there are
 
 
 def _form(dtype: DType, target: Target) -> TransformEmitter:
@@ -265,7 +265,7 @@ def _length(op: Op, types: Sequence[TensorType]) -> Dim:
 
 
 def _form_of(rows: int, n: int, form: TransformEmitter) -> str:
-    """Which functions transform so many sequences: known sizes and those of a run choose alike."""
+    """Which functions transform this many sequences: sizes known at compile time and in a run choose alike."""
     suits = n >= 2 and max(factors_of(n)) <= LARGEST_PRIME and n * form.plane_bytes <= form.target.l2_bytes
     if suits and (n <= SHORT or rows >= form.lanes):
         return "pairs"

@@ -1,1 +1,1 @@
-"""The matmul template: matching, spec, packing of A and B, micro-kernel, block driver, epilogue."""
+"""The matmul template: matching, spec and its planning, packing of A and B, micro-kernel, block driver, epilogue."""

@@ -28,11 +28,11 @@ def convert(f: IrFunction, value: str, source: DType, to: DType, lanes: int, tar
     register = from_memory(f, source, value, lanes, target)
     from_type, to_type = register_type(source, lanes), register_type(to, lanes)
     if from_type != to_type:
-        register = f.convert(_cast(source, to, from_type, to_type), from_type, register, to_type)
+        register = f.convert(_cast(source, to, to_type), from_type, register, to_type)
     return to_memory(f, to, register, lanes, target)
 
 
-def _cast(source: DType, to: DType, from_type: str, to_type: str) -> str:
+def _cast(source: DType, to: DType, to_type: str) -> str:
     if source.is_float and to.is_float:
         return "fpext" if element_of(to_type) == "double" else "fptrunc"
     if source.is_float:
@@ -131,7 +131,7 @@ class GemmArithmetic:
         return self.group * self.lanes * self.b.itemsize
 
     def load_a(self, f: IrFunction, address: Value, valid: Value | None = None) -> str:
-        """A's values of one step in every lane; with `valid`, only so many are there and the others count as 0."""
+        """A's values of one step in every lane; with `valid`, only that many are there and the others count as 0."""
         if self.group == 1:
             scalar = f.load(memory_type(self.a), address, self.a.itemsize)
             return f.splat(self.type, convert(f, scalar, self.a, self.accumulator, 1, self.target))
@@ -187,7 +187,7 @@ class GemmArithmetic:
         return vector(element, 2 * self.lanes)
 
     def _first(self, f: IrFunction, address: Value, valid: Value, word: str) -> str:
-        """The first `valid` elements at an address as an integer, reading nothing behind them."""
+        """The first `valid` elements at an address as an integer, reading nothing after them."""
         element, size = memory_type(self.a), self.a.itemsize
         result = constant(word, 0)
         for i in range(self.group - 1):  # a group that is not whole lacks its last element

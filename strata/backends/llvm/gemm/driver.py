@@ -207,7 +207,7 @@ class GemmDriver:
             part = f.op(f"urem i64 {index}, {parts}")
             begins, later = f.compare("eq", "i64", part, 0), f.compare("sgt", "i64", index, 0)
             f.if_(f.binary("and", "i1", begins, later), lambda: self._join(chunk, f.sub(index, parts), self.totals))
-            body(GemmBlock(start, length, part, "false"))  # sums are finished behind the loop
+            body(GemmBlock(start, length, part, "false"))  # sums are finished after the loop
 
         f.loop(0, self.blocks, 1, [], one)
 
@@ -416,7 +416,7 @@ class GemmDriver:
         f.if_(block.is_last, lambda: f.loop(0, height, 1, [], one_row))
 
     def _by_vectors(self, vectors: Value, height: int, is_tail: str = "false") -> Value:
-        """The micro-kernel of a height for a panel of so many vectors."""
+        """The micro-kernel of a height for a panel of this many vectors."""
         f, spec = self.f, self.spec
         if spec.half_tail:
             whole, half = (

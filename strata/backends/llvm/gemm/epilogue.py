@@ -76,7 +76,7 @@ def emit_finish(module: IrModule, spec: Contraction, name: str, epilogue: Epilog
         ("ptr noalias", "args"), ("ptr", "sums"), ("i64", "sums_stride"), ("i64", "row"), ("i64", "column"),
         ("i64", "rows"), ("i64", "columns"), *(("i64", f"batch{axis}") for axis in range(spec.batch_rank)),
     ]  # fmt: skip
-    f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+    f = module.outlined(name, parameters)
     batch = tuple(f"%batch{axis}" for axis in range(spec.batch_rank))
     probe = Site(f, spec, "%args", 0, 0, batch, 1, None)
     element, size = memory_type(spec.out), spec.out.itemsize

@@ -17,18 +17,15 @@ from strata.backends.llvm.gemm.arith import convert, is_multiplied
 from strata.backends.llvm.gemm.driver import emit_contraction
 from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.pack_b import PACK_SLOTS, emit_pack_b
-from strata.backends.llvm.gemm.spec import (
-    BYTES,
-    CHUNK_SECONDS,
+from strata.backends.llvm.gemm.planning import (
     LOOP_CHUNK_SECONDS,
     PACK_SECONDS,
-    Contraction,
-    ceil_div,
     in_rows,
     plan_contraction,
     with_ending,
     with_half_tail,
 )
+from strata.backends.llvm.gemm.spec import BYTES, CHUNK_SECONDS, Contraction, ceil_div
 from strata.backends.llvm.gemm.tiles import even_grain
 from strata.backends.llvm.ir.builder import IrModule, Value
 from strata.backends.llvm.ir.registers import from_memory, to_memory
@@ -96,7 +93,7 @@ class MatrixKernel:
     batch: tuple[Axis, ...]
     along: tuple[tuple[Dim, str], ...] = ()  # 1 where a matrix may be read along its rows, else 0; its buffer
     second: Reduce | None = None  # the other matmul of a pair
-    apart: Dim = 0  # how far behind B's start its B starts, in elements
+    apart: Dim = 0  # how far after B's start its B starts, in elements
 
     def extent(self, axis: Axis | None) -> Dim:
         return 1 if axis is None else axis.extent
@@ -131,7 +128,7 @@ def find_matmul(kernel: Kernel) -> MatrixKernel | None:
 class _Roles:
     """What a matmul is before axes of one element are dropped: the order of its sums is found from it."""
 
-    is_matrix: bool  # a factor has axes of its own
+    is_matrix: bool  # a factor has its own axes
     along: tuple[tuple[Dim, str], ...] = ()
 
 
@@ -410,8 +407,8 @@ def along_kernel(matrix: MatrixKernel, order: str = "dot") -> Kernel:
 
 
 def single_terms(kernel: Kernel, kept: frozenset[str]) -> tuple[Dim, Kernel, Kernel] | None:
-    """A matmul over one term is no sum in the normal form. Where the term is too small to be told from -0.0, its order
-    is still seen: where it is read along rows, as in `read_along`, and the kernel in that order and in the other."""
+    """A matmul over one term is not a sum in the normal form. Where the term is too small to be told from -0.0, its
+    order still shows. Returns where it is read along rows, as `read_along` does, and the kernel in either order."""
     sums = [n for s in kernel.stores for n in postorder([s.value]) if isinstance(n, (Reduce, Scan))]
     if len(sums) != 1 or not isinstance(sums[0], Reduce) or any(a.extent != 1 for a in sums[0].axes):
         return None
@@ -522,8 +519,8 @@ class FinishedSums(LoopEmitter):
         self.values[self.sums] = (from_memory(f, accumulator, sums, lanes, target),)
         if second is not None:
             self.values[second] = (from_memory(f, accumulator, self.site.second, lanes, target),)
-        for node in postorder([value]):
-            if self._is_early(node):
+        for node in postorder([value]):  # what takes the sums comes first
+            if isinstance(node, Scalar) and node.dtype is not i64 and self.sums in node.args:
                 self.value(node)
         (result,) = self.widened(value, lanes)
         stored = to_memory(f, value.dtype, result, lanes, target)
@@ -548,10 +545,6 @@ class FinishedSums(LoopEmitter):
             row, self.first[axis] = f.divided(row, self.size(axis.extent))
         if outer:
             self.first[outer[0]] = row
-
-    def _is_early(self, node: Expr) -> bool:
-        """Deep expressions are emitted from the leaves, so that no recursion is deep."""
-        return isinstance(node, Scalar) and node.dtype.name != "i64" and self.sums in node.inputs
 
 
 class _GemmEpilogue(FinishedSums):

@@ -73,12 +73,12 @@ class Micro:
     blocks: ProductBlocks | None = None  # that rounded sums are made of
     run: int = 0  # k's of a run of `pointers`, where there are blocks
 
-    @property
+    @cached_property
     def unroll(self) -> int:
         """Steps in one turn of the loop: enough that its control hides behind the arithmetic, and no more code."""
         return 2 if self.tile.sums <= 4 else 1
 
-    @property
+    @cached_property
     def name(self) -> str:
         types = "_".join(d.name for d in (self.arithmetic.a, self.arithmetic.b, self.arithmetic.accumulator))
         ahead = f"_ahead{self.prefetch}" if self.prefetch else ""
@@ -94,10 +94,10 @@ class Micro:
     def _emit(self, module: IrModule) -> None:
         arithmetic, tile = self.arithmetic, self.tile
         parameters = [*_OPERANDS, ("ptr noalias", "c"), ("i64", "c_stride"), ("i64", "k"), ("i64", "resume")]
-        f = module.function(self.name, parameters, attributes="nounwind noinline", linkage="internal")
+        f = module.outlined(self.name, parameters)
         row_bytes = f.mul("%c_stride", arithmetic.size)
         rows = [f.address("i8", "%c", f.mul(i, row_bytes)) for i in range(tile.rows)]
-        places = [(f.address("i8", rows[row], place), type_) for row, place, type_ in self._places()]
+        places = [(f.address("i8", rows[row], place), type_) for row, place, type_ in self._places]
         if self.blocks is not None:
             self._in_blocks(f, places, "%resume")
         else:
@@ -120,7 +120,7 @@ class Micro:
     ) -> None:
         """Adds a function of A, B, k and more parameters that gives all sums, row by row, to `end` in registers."""
         every = [*_OPERANDS, ("i64", "k"), *parameters]
-        f = module.function(name, every, attributes="nounwind noinline", linkage="internal")
+        f = module.outlined(name, every)
         if self.blocks is None:
             sums = self._sums(f, [(self.arithmetic.type, value) for value in self._begun(f)])
         else:
@@ -191,7 +191,7 @@ class Micro:
         return lambda low, high: self._runs(f, zeros, low, high), self._count_of_runs(f), self.run
 
     def _zeros(self) -> list[Typed]:
-        return [(type_, "zeroinitializer") for _, _, type_ in self._places()]
+        return [(type_, "zeroinitializer") for _, _, type_ in self._places]
 
     def _cut(self, f: IrFunction, end: Value, block: Callable[[Value, Value], None], unit: int = 1) -> None:
         """All blocks up to an end: block(begin, end), counted in units of k."""
@@ -229,22 +229,21 @@ class Micro:
 
         f.loop(0, self._count_of_runs(f), 1, [], one)
 
-    def _at(self, column: int) -> GemmArithmetic:
-        """What is computed for a vector of columns."""
-        return self._of_last if column == self.tile.across - 1 else self.arithmetic
+    @cached_property
+    def _across(self) -> tuple[GemmArithmetic, ...]:
+        """What is computed for each vector of a row; the last one may be half as wide."""
+        *others, last = [self.arithmetic] * self.tile.across
+        if self.tile.is_half:
+            target = last.target
+            last = replace(last, target=replace(target, vector_bytes=target.vector_bytes // 2))
+        return (*others, last)
 
     @cached_property
-    def _of_last(self) -> GemmArithmetic:
-        """For the last vector of a row, which may be half as wide."""
-        if not self.tile.is_half:
-            return self.arithmetic
-        target = self.arithmetic.target
-        return replace(self.arithmetic, target=replace(target, vector_bytes=target.vector_bytes // 2))
-
     def _places(self) -> list[tuple[int, int, str]]:
         """(row, byte offset in the row, type) of each sum."""
-        step, columns = self.arithmetic.lanes * self.arithmetic.size, range(self.tile.across)
-        return [(row, column * step, self._at(column).type) for row in range(self.tile.rows) for column in columns]
+        step = self.arithmetic.lanes * self.arithmetic.size
+        row = [(at * step, arithmetic.type) for at, arithmetic in enumerate(self._across)]
+        return [(number, place, type_) for number in range(self.tile.rows) for place, type_ in row]
 
     def _initial(self, f: IrFunction, places: list[Place]) -> list[Typed]:
         types = [type_ for _, type_ in places]
@@ -391,14 +390,14 @@ class Micro:
                         for line in range(0, tile.vectors * arithmetic.b_bytes, 64):
                             f.prefetch(f.address("i8", ahead, line), locality=2)
                 b = [
-                    self._at(stream * tile.vectors + j).load_b(f, f.address("i8", line, j * arithmetic.b_bytes))
+                    self._across[stream * tile.vectors + j].load_b(f, f.address("i8", line, j * arithmetic.b_bytes))
                     for stream, line in enumerate(lines)
                     for j in range(tile.vectors)
                 ]
                 for row in range(tile.rows):
                     a = arithmetic.load_a(f, a_address(step, row), None if padded else valid)
                     for j, value in enumerate(b):
-                        at, used = row * len(b) + j, self._at(j)
+                        at, used = row * len(b) + j, self._across[j]
                         mine = a if used is arithmetic else f.shuffle(arithmetic.type, a, "poison", range(used.lanes))
                         totals[at] = used.step(f, mine, value, totals[at])
             return list(totals)
@@ -431,7 +430,7 @@ class TileHeights:
         return result
 
     def count(self, f: IrFunction, rows: Value) -> Value:
-        """Tiles of so many rows."""
+        """Tiles of this many rows."""
         total: Value = 0
         for height in self.heights:
             tiles = f.op(f"udiv i64 {rows}, {height}")
@@ -442,7 +441,7 @@ class TileHeights:
         self, f: IrFunction, rows: Value, body: Callable[[Value, Value], None], *, count: Value | None = None,
         skipped: Value = 0,
     ) -> None:  # fmt: skip
-        """body(first row, height) for each tile. Their count may be known, and so many of the tallest be skipped."""
+        """body(first row, height) for each tile. Their count may be known, and this many of the tallest be skipped."""
 
         def one(_: str, carried: list[str]) -> list[Value]:
             row = carried[0]
@@ -464,7 +463,7 @@ class TileSet(TileHeights):
     blocks: ProductBlocks | None = None
 
     def by_vectors(self, f: IrFunction, arithmetic: GemmArithmetic, vectors: Value) -> list[Value]:
-        """For each height, the address of the kernel for panels of so many vectors."""
+        """For each height, the address of the kernel for panels of this many vectors."""
         result: list[Value] = []
         for height in self.heights:
             kernel: Value = self._micro(f, arithmetic, height, vectors if isinstance(vectors, int) else self.vectors)

@@ -28,11 +28,11 @@ class TilePacker:
                 ("ptr noalias", "source"), ("i64", "row_stride"), ("i64", "k_stride"), ("ptr noalias", "packed"),
                 ("i64", "rows"), ("i64", "k"),
             ]  # fmt: skip
-            self._emit(module.function(name, parameters, attributes="nounwind noinline", linkage="internal"))
+            self._emit(module.outlined(name, parameters))
         return name
 
     def emit_block(self, module: IrModule, height: int) -> str:
-        """`void pack_a(source, row stride, k stride, packed, tiles, k)`: tiles of one height, one behind the other."""
+        """`void pack_a(source, row stride, k stride, packed, tiles, k)`: tiles of one height, one after the other."""
         tile = self.emit(module)
         name = f"{tile}_{height}_rows"
         if module.has(name):
@@ -41,7 +41,7 @@ class TilePacker:
             ("ptr noalias", "source"), ("i64", "row_stride"), ("i64", "k_stride"), ("ptr noalias", "packed"),
             ("i64", "tiles"), ("i64", "k"),
         ]  # fmt: skip
-        f = module.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+        f = module.outlined(name, parameters)
         whole_k = f.round_down(f.add("%k", self.group - 1), self.group)
 
         def one_by_one() -> None:

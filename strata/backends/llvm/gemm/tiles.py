@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from strata.backends.llvm.gemm.spec import Contraction, for_rows, with_half_tail
+from strata.backends.llvm.gemm.planning import for_rows, with_half_tail
+from strata.backends.llvm.gemm.spec import Contraction
 from strata.core import Dim
 from strata.errors import CompileError
 from strata.kernel import MatmulTiles
@@ -93,7 +94,7 @@ def near_tiles(tiles: MatmulTiles, registers: int) -> Iterator[MatmulTiles]:
 
 
 def even_grain(points: int, seconds: float, most: float) -> int:
-    """How many points of so many seconds are handed out together: at most some work at once, and even halves of all."""
+    """How many points of some `seconds` are handed out together: at most `most` seconds of work, in even halves."""
 
     def slower_half(grain: int) -> float:
         pieces = -(-points // grain)

@@ -10,6 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 Value = str | int
@@ -19,45 +20,54 @@ _VECTOR: Final = re.compile(r"<(\d+) x (.+)>\Z")
 _SUFFIX: Final = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}
 FLOATS: Final = ("half", "bfloat", "float", "double")
 BITS: Final = {"half": 16, "bfloat": 16, "float": 32, "double": 64, "ptr": 64}
+_of_types = lru_cache(maxsize=1024)  # a program has few types, and every instruction names some
 
 
+@_of_types
 def vector(element: str, lanes: int) -> str:
     """`<8 x float>`; the plain element for one lane."""
     return element if lanes == 1 else f"<{lanes} x {element}>"
 
 
+@_of_types
 def element_of(type_: str) -> str:
     match = _VECTOR.match(type_)
     return match[2] if match else type_
 
 
+@_of_types
 def lanes_of(type_: str) -> int:
     match = _VECTOR.match(type_)
     return int(match[1]) if match else 1
 
 
+@_of_types
 def with_element(type_: str, element: str) -> str:
     """The type with as many lanes and another element."""
     return vector(element, lanes_of(type_))
 
 
+@_of_types
 def bits_of(type_: str) -> int:
     """Bits of one element."""
     element = element_of(type_)
     return BITS[element] if element in BITS else int(element[1:])
 
 
+@_of_types
 def integer_of(type_: str) -> str:
     """The integer type (or vector) with the bits of a float type."""
     return with_element(type_, f"i{bits_of(type_)}")
 
 
+@_of_types
 def suffix(type_: str) -> str:
     """How intrinsics spell a type: `v8f32`."""
     lanes, element = lanes_of(type_), element_of(type_)
     return (f"v{lanes}" if lanes > 1 else "") + _SUFFIX.get(element, element)
 
 
+@_of_types
 def is_float(type_: str) -> bool:
     return element_of(type_) in FLOATS
 
@@ -76,6 +86,15 @@ def _only_lane(mask: Value) -> int | None:
 
 
 def vector_constant(element: str, values: Sequence[float | int]) -> str:
+    if element in FLOATS:
+        return _float_constants(element, struct.pack(f"{len(values)}d", *values))
+    return "<" + ", ".join(f"{element} {_scalar_constant(element, v)}" for v in values) + ">"
+
+
+@lru_cache(maxsize=256)
+def _float_constants(element: str, numbers: bytes) -> str:
+    """A vector of floats by the bits of its numbers, which tell 0 from -0: a table in registers is used many times."""
+    values = struct.unpack(f"{len(numbers) // 8}d", numbers)
     return "<" + ", ".join(f"{element} {_scalar_constant(element, v)}" for v in values) + ">"
 
 
@@ -113,7 +132,7 @@ class IrModule:
 
     def __init__(self, triple: str = "") -> None:
         self.triple = triple
-        self._declarations: dict[str, str] = {}
+        self.declarations: dict[str, str] = {}
         self._globals: dict[str, str] = {}
         self._functions: dict[str, IrFunction | str] = {}
 
@@ -131,6 +150,10 @@ class IrModule:
         self._functions[name] = made
         return made
 
+    def outlined(self, name: str, parameters: Sequence[tuple[str, str]]) -> IrFunction:
+        """A new function for other functions of this module, which is never inlined: its code exists once."""
+        return self.function(name, parameters, attributes="nounwind noinline", linkage="internal")
+
     def add_text(self, name: str, text: str) -> None:
         """A function written out by hand; adding the same name again changes nothing."""
         self._functions.setdefault(name, text)
@@ -139,8 +162,10 @@ class IrModule:
         return name in self._functions
 
     def declare(self, name: str, result: str, arguments: Sequence[str], *, variadic: bool = False) -> None:
-        tail = ["..."] if variadic else []
-        self._declarations.setdefault(name, f"declare {result} @{name}({', '.join([*arguments, *tail])})")
+        """Declares an outside function, unless that was done before."""
+        if name not in self.declarations:
+            tail = ["..."] if variadic else []
+            self.declarations[name] = f"declare {result} @{name}({', '.join([*arguments, *tail])})"
 
     def table(self, element: str, values: Sequence[float | int]) -> str:
         """A private constant array; equal arrays are shared. Returns its address."""
@@ -151,7 +176,7 @@ class IrModule:
     def text(self) -> str:
         parts = [f'target triple = "{self.triple}"'] if self.triple else []
         parts += [f"{name} = private unnamed_addr constant {body}, align 64" for body, name in self._globals.items()]
-        parts += [text for name, text in self._declarations.items() if name not in self._functions]
+        parts += [text for name, text in self.declarations.items() if name not in self._functions]
         parts += [f if isinstance(f, str) else f.text() for f in self._functions.values()]
         return "\n".join(parts) + "\n"
 
@@ -326,7 +351,8 @@ class IrFunction:
 
     def call(self, result: str, name: str, *arguments: Typed, flags: str = "") -> str:
         """A call by name; intrinsics and outside functions are declared on the way. `void` returns ''."""
-        self.module.declare(name, result, [t for t, _ in arguments])
+        if name not in self.module.declarations:
+            self.module.declare(name, result, [t for t, _ in arguments])
         text = f"call {flags + ' ' if flags else ''}{result} @{name}({', '.join(f'{t} {v}' for t, v in arguments)})"
         if result == "void":
             self.statement(text)
@@ -454,7 +480,7 @@ class IrFunction:
         return names
 
     def vectors(self, count: Value, lanes: int, some: Callable[[Value, str | None], None]) -> None:
-        """some(at, mask) for so many elements: whole vectors in a loop, then what is left under a mask."""
+        """some(at, mask) for this many elements: whole vectors in a loop, then what is left under a mask."""
         whole = self.round_down(count, lanes)
         self.loop(0, whole, lanes, [], lambda at, _: some(at, None))
         rest = self.sub(count, whole)

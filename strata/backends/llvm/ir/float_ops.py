@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 from strata.backends.llvm.ir.builder import (
@@ -29,7 +30,7 @@ _NOT_NEGATIVE: Final = 0x18131122
 MAGIC: Final = {32: 12582912.0, 64: 6755399441055744.0}  # 1.5 * 2^(mantissa bits): adding it rounds to an integer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VectorMath:
     """Short names for float arithmetic on one type."""
 
@@ -38,11 +39,11 @@ class VectorMath:
     target: Target
     meant: int = 0  # lanes whose results are used, where others are only there to fill a register
 
-    @property
+    @cached_property
     def bits(self) -> int:
         return bits_of(self.type)
 
-    @property
+    @cached_property
     def whole(self) -> str:
         """The integer type of the same width."""
         return integer_of(self.type)

@@ -55,7 +55,7 @@ def each_of_slot(f: IrFunction, point: str, count: Value, slots: Value, body: Ca
 
 
 class Workspace:
-    """Memory that the calls of one step share: areas one behind the other, each at a multiple of 64 bytes."""
+    """Memory that the calls of one step share: areas one after the other, each at a multiple of 64 bytes."""
 
     def __init__(self, start: int = 0) -> None:
         self.size = -(-start // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
@@ -82,7 +82,7 @@ def number_slots(*values: int) -> list[Slot]:
 
 
 def around(shape: Sequence[Dim], axis: int, sizes: Sizes) -> tuple[int, int, int]:
-    """Elements before, along and behind an axis."""
+    """Elements before, along and after an axis."""
     known = numbers(shape, sizes)
     return math.prod(known[:axis]), known[axis], math.prod(known[axis + 1 :])
 
@@ -173,7 +173,7 @@ def _barrier(node: Node, target: Target) -> NativeOp:
 
 @override("concat", whole=True)
 def _concat(node: Node, target: Target) -> NativeOp | None:
-    """Of very many inputs: as one kernel, each would be a loop of its own in the code."""
+    """Of very many inputs: as one kernel, each would be a separate loop in the code."""
     op: Any = node.op
     if len(node.inputs) <= op.many:
         return None

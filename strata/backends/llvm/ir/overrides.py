@@ -52,7 +52,7 @@ class Planned:
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """What an op does with inputs that stay the same from run to run: it keeps them in a form of its own.
+    """What an op does with inputs that stay the same from run to run: it keeps them in its own form.
 
     `hold` is told their values, by number, before anything is planned. Of those that are only read in the op's own form
     (`held`), no other is needed.
@@ -190,6 +190,6 @@ def reads_views(node: Node) -> bool:
 
 
 def runs_whole(node: Node, target: Target) -> bool:
-    """Whether a node that has a lowering is better a step of its own."""
+    """Whether a node that has a lowering is better as a separate step."""
     _load(node.op.name)
     return node.op.name in _WHOLE and native_op(node, target) is not None

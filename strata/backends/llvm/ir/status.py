@@ -36,7 +36,7 @@ def code_of(op: str, kind: int) -> int:
 
 
 def check(table: Any, regions: int) -> None:
-    """Raise what the words behind a region table tell of."""
+    """Raise the error that the words after a region table report."""
     if table[regions]:
         raise failure(table[regions : regions + WORDS])
 

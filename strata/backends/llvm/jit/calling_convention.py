@@ -43,7 +43,7 @@ class LoopUsage:
         return self.scratch_offset(len(self.scratch))
 
     def scratch_offset(self, number: int) -> Dim:
-        """Where a piece of scratch memory begins: each on a cache line of its own."""
+        """Where a piece of scratch memory begins: each on its own cache line."""
         total: Dim = 0
         for _, count in self.scratch[:number]:
             total = total + (count + _LINE - 1) // _LINE * _LINE

@@ -66,7 +66,7 @@ def current() -> Makers | None:
 
 @contextmanager
 def many(count: int, cores: int) -> Iterator[None]:
-    """While so many modules are compiled, processes are there for them if they are worth it."""
+    """Keeps worker processes while this many modules are compiled, if they are worth starting."""
     global _users
     is_loaded = "llvmlite.binding" in sys.modules
     if count < (SOME if is_loaded else FEW):

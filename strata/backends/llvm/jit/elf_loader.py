@@ -109,7 +109,7 @@ class _Object:
         return self.data[names + name : end].decode("ascii"), section, value
 
     def _layout(self) -> dict[int, int]:
-        """Where each section that is kept in memory goes: one behind the other."""
+        """Where each section that is kept in memory goes: one after the other."""
         offsets, at = {}, 0
         for i, (_, kind, flags, _, _, size, _, _, align, _) in enumerate(self.sections):
             if not flags & _ALLOC or not size:

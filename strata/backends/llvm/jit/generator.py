@@ -42,7 +42,7 @@ def check(text: str) -> None:
 
 @contextmanager
 def _parsed(text: str) -> Iterator[Any]:
-    """A module in a context of its own."""
+    """A module in its own context."""
     call = _functions()
     message = _Message()
     context = call.create_context()

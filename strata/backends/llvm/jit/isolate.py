@@ -1,4 +1,4 @@
-"""Modules on which LLVM may crash, compiled in a process of their own.
+"""Modules on which LLVM may crash, compiled in a separate process.
 
 LLVM ends the process when it cannot select an instruction. What the emitters write for the processors that they know
 never does that; an intrinsic that the target lacks, inline assembly or code for another kind of processor may.

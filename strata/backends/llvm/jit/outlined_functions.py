@@ -81,7 +81,7 @@ def _module_text(module: IrModule, functions: dict[str, str], uses: set[str], pa
             for body, name in module._globals.items()
             if name.removeprefix("@") in uses
         ),
-        *(text for name, text in module._declarations.items() if name in uses and name not in module._functions),
+        *(text for name, text in module.declarations.items() if name in uses and name not in module._functions),
         *(_declared(parts[name]) for name in outside),
         *functions.values(),
     ]

@@ -1,6 +1,6 @@
 """Matrix ops on stacks by LAPACK, with generated copies around its routines.
 
-LAPACK wants columns one behind the other, so matrices are transposed on the way in and out. Each matrix leaves the
+LAPACK wants columns one after the other, so matrices are transposed on the way in and out. Each matrix leaves the
 status of its routine in the workspace; a last step looks for the first one that failed and reports it (see `status`).
 """
 

@@ -47,7 +47,7 @@ class LoopEmitter(TransposeTiles):
         self.nest, self.schedule = nest, schedule
         self.turn_of_row: Value = 0  # rows from the first of a chunk: which of its row buffers it has
         self.numbers = number_loops(nest)
-        # registers of tiles may have to wait on the stack, in lines of their own
+        # registers of tiles may have to wait on the stack, in their own lines
         attributes = f"nounwind alignstack({target.vector_bytes})" if schedule.tile is not None else "nounwind"
         self.start(module.function(kernel.name, parameters, attributes=attributes), kernel, target)
 
@@ -209,7 +209,7 @@ class LoopEmitter(TransposeTiles):
         self.filling = frozenset(self.fillers.get(id(loop), ()))
 
     def reserve(self, loop: ReduceLoop, later: Sequence[object], room: int = 0) -> list[Expr]:
-        """Memory for what a loop keeps and no loop before it does, with so many bytes more. Returns what that is."""
+        """Memory for what a loop keeps and no loop before it does, with some bytes more. Returns what that is."""
         length = bounds(loop.axis.extent)[1]
         assert length is not None, "only bounded rows are staged"
         made = dict.fromkeys(n for step in later for n in _kept_for(loop, step) if n not in self.memory)
@@ -240,7 +240,7 @@ def _kept_for(loop: ReduceLoop, step: object) -> list[Expr]:
     return row_values(loop, step) if isinstance(step, (MapLoop, ReduceLoop)) else []
 
 
-def points(kernel: Kernel, nest: LoopBlock, schedule: Schedule) -> Dim:
+def points(nest: LoopBlock, schedule: Schedule) -> Dim:
     """How many points the parallel loops have in all, or blocks of points."""
     extents = [loop.axis.extent for loop in parallel_chain(nest)[: schedule.parallel.loops]]
     if schedule.tile is not None:

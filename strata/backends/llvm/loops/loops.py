@@ -104,7 +104,7 @@ class Loops(Values):
         return f.loop(segment.low, segment.high, segment.lanes, carried, inside)
 
     def _ask(self, axis: Axis, number: int) -> None:
-        """Prefetch what comes a fixed distance behind the place of a vector loop; at the ends of a row too: a line that
+        """Prefetch what comes a fixed distance after the place of a vector loop; at the ends of a row too: a line that
         is left out has to be waited for."""
         for asked in self.schedule.asks(number):
             followed = self._followed(asked.buffer, axis)

@@ -264,7 +264,7 @@ class Reductions(Loops):
         return [a.finish(a.from_zero(s, 1), 1) for a, s in zip(totals, final, strict=True)]
 
     def _rest_of_row(self, low: Value, high: Value, single: int) -> list[LoopSegment]:
-        """What is left of a row behind its whole steps: single registers, then a masked one or one by one. Where the
+        """What is left of a row after its whole steps: single registers, then a masked one or one by one. Where the
         length is not known, all of them under masks."""
         if low == high:
             return []
@@ -273,7 +273,7 @@ class Reductions(Loops):
             return [LoopSegment(low, high, single, True)]
         middle = self.f.add(low, self.f.round_down(self.f.sub(high, low), single))
         parts = [LoopSegment(low, middle, single, False)] if middle != low else []
-        if known:  # a turn each, which is no loop
+        if known:  # one turn each, so no loop
             parts = [LoopSegment(at, at + single, single, False) for at in range(int(low), int(middle), single)]
         if middle != high:
             parts.append(LoopSegment(middle, high, single if self.target.has_avx512 else 1, self.target.has_avx512))
@@ -282,7 +282,7 @@ class Reductions(Loops):
     def _chained(
         self, loop: ReduceLoop, accumulators: list[Accumulator], segment: LoopSegment, turns: int
     ) -> list[Parts]:
-        """The chains of a row, so many steps taking turns, each of its own; joined by halves to those of one step."""
+        """The chains of a row. Several steps take turns, each with its own; these are joined by halves into one set."""
         lanes = segment.lanes
         start = [c for a in accumulators for c in a.start(lanes)]
 

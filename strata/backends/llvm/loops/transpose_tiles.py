@@ -187,7 +187,7 @@ class _Squares:
             )
 
     def _behind_line(self, buffer: Buffer, index: Expr, width: int) -> Value:
-        """Elements from the start of a line (or of so many elements, if fewer) to where the first row begins."""
+        """Elements from the start of a line (or of this many elements, if fewer) to where the first row begins."""
         tiles, f = self.tiles, self.f
         with tiles._scope(self.outer.axis, self.inner.axis):
             tiles.first[self.outer.axis] = tiles.first[self.inner.axis] = 0

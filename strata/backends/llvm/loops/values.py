@@ -355,7 +355,7 @@ class Values:
         return self.f.shuffle(type_, value, "poison", range(self.context.lanes - 1, -1, -1))
 
     def _load_spread(self, node: Load, lanes: int, stride: int) -> Parts:
-        """Elements that are a few apart, from whole registers; nothing behind the last element is read."""
+        """Elements that are a few apart, from whole registers; nothing after the last element is read."""
         f, first, element = self.f, self.at_first(node.index[0]), memory_type(node.dtype)
         type_, align, mask = vector(element, lanes), component_bytes(node.dtype), self.context.mask
         row = self._whole_row(node, stride) if mask is None else None
@@ -368,7 +368,7 @@ class Values:
             return (from_memory(f, node.dtype, self.wide[start, -lanes][place], lanes, self.target),)
         starts = [r * lanes for r in range(stride)]
         if mask is None:
-            starts = [min(at, (lanes - 1) * (stride - 1)) for at in starts]  # none ends behind the last element
+            starts = [min(at, (lanes - 1) * (stride - 1)) for at in starts]  # none ends after the last element
         loaded = []
         for at in starts:
             pointer = self._pointer(node.buffer, f.add(first, at))

@@ -219,7 +219,7 @@ def _gelu_by_table(m: VectorMath, x: str) -> str:
     """max(x, 0) - |x| Φ(-|x|), Φ by a short polynomial around the nearest of sixteen places.
 
     A number just below a power of two is added to find it: what is then left in the last bits counts widths up to that
-    power, and pairs of them behind it. The last place stands for all that is further away, where Φ is 0."""
+    power, and pairs of them after it. The last place stands for all that is further away, where Φ is 0."""
     last = _NORMAL_NEAR + 2 * (TABLE - 1 - _NORMAL_NEAR)
     a = m.magnitude_at_most(x, last * _NORMAL_WIDTH)  # which is a number for NaN, too: what is added below is not
     start = m.c(((2 << MANTISSA[m.bits]) - _NORMAL_NEAR) * _NORMAL_WIDTH)

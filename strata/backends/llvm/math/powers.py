@@ -22,7 +22,7 @@ from strata.backends.llvm.math.logs import INVERSES, LOG, LOG2_E, LOG_NEAR, log_
 
 _INF: Final = math.inf
 
-# what is left of (log((1 + s) / (1 - s)) - 2s) / s³ behind ⅔, divided by s²; and ⅔ in two words
+# what is left of (log((1 + s) / (1 - s)) - 2s) / s³ after ⅔, divided by s²; and ⅔ in two words
 _LOG_TAIL = (
     0.39999999999999997, 0.28571428571435653, 0.22222222218511686, 0.18181818921642132, 0.1538454308470165,
     0.1333715833861458, 0.11653266543585238, 0.12192267677956177,
@@ -118,7 +118,8 @@ def _with_specials(m: VectorMath, x: str, y: str, magnitude: str) -> str:
 
 
 def _power_by_table(m: VectorMath, x: str, y: str) -> str:
-    """xʸ, x not negative, by log2 x in two words: to 32 bits, of f64 to 62. Where it is no number, some number."""
+    """xʸ, x not negative, by log2 x in two words: to 32 bits, in f64 to 62. Where the result is not a
+    number, it is arbitrary."""
     log, log_rest = _log2_by_table(m, x)
     exponent = m.mul(log, y)
     exponent_rest = m.bounded(m.fma(log_rest, y, m.fma(log, y, m.neg(exponent))), 2.0**-8)  # of infinities it is NaN
@@ -135,7 +136,7 @@ def _power_by_table(m: VectorMath, x: str, y: str) -> str:
 
 
 def _log2_by_table(m: VectorMath, x: str) -> tuple[str, str]:
-    """log2 x as a number and what is left of it, which is no number where x is 0 or infinite."""
+    """log2 x as a number and the remainder, which is NaN where x is 0 or infinite."""
     mantissa = m.mantissa(x)
     k = m.sub(m.exponent(x), m.exponent(mantissa))
     place = m.integer("lshr", m.as_bits(mantissa), m.i(MANTISSA[m.bits] - 4))

@@ -29,7 +29,7 @@ FEWER_SLOTS = 4  # for rows above this size
 LONG_ROW = 1 << 16
 LONGEST_ROW = (1 << 31) - 1  # counters and positions have 32 bits
 FEW = 4  # topk keeps candidates while k is less than this part of a row; else the row is sorted
-VERY_FEW = 16  # up to so many, the best so far are kept in order
+VERY_FEW = 16  # up to this many, the best so far are kept in order
 MUCH_LONGER = 32  # than k is a row of which they are kept so, even where it is short enough for the network
 
 

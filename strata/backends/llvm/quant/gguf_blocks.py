@@ -139,7 +139,7 @@ class Format:
 
     @cached_property
     def is_readable(self) -> bool:
-        """One group with d (and m behind it), or eight, with a scale for each 16 or 32; numbers in bytes or in bits."""
+        """One group with d (followed by m), or eight, with a scale for each 16 or 32; numbers in bytes or in bits."""
         block = self.block
         if not isinstance(block.q, gguf_fields.BitField) or not block.q.is_whole or len(block.q.values) not in (0, 16):
             return False
@@ -173,7 +173,7 @@ class Format:
 
     def fold(self, f: IrFunction, head: BlockHead, x: Scales, least: str) -> str:
         if self.is_single:
-            if self.block.m:  # d and m are read at once, with two fields behind them that nothing looks at
+            if self.block.m:  # d and m are read at once, with two fields after them that nothing looks at
                 raw = load_at(f, "<4 x half>", head.at, self.block.d.byte)
                 found = f.convert("fpext", "<4 x half>", raw, PAIR)
             else:

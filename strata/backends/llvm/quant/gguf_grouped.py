@@ -38,7 +38,7 @@ from strata.core import DType, Target, TensorType, bf16, f8e4m3, f8e5m2, f16, f3
 from strata.mir import Node, Op
 from strata.ops import schemes
 
-FEW: Final = 2  # so many rows of x are multiplied with weights in registers; for more, a block is decoded once
+FEW: Final = 2  # this many rows of x are multiplied with weights in registers; for more, a block is decoded once
 VECTORS: Final = 4  # of columns at once
 PART_BYTES: Final = 128 << 10  # of weights that a chunk reads
 _PARTS: Final = ("codes", "first", "out", "quants", "sides", "wide_quants", "wide_sides")
@@ -67,7 +67,7 @@ def dequant_grouped_matmul(node: Node, target: Target) -> NativeOp | None:
 
 
 class _Grouped:
-    """What both forms share: the rows sorted by expert before the matmul, the results sorted back behind it."""
+    """What both forms share: the rows sorted by expert before the matmul, the results sorted back after it."""
 
     def __init__(self, op: Any, types: Sequence[TensorType], target: Target) -> None:
         self.op, self.types, self.target = op, types, target
@@ -305,7 +305,7 @@ class _DecodeMultiply(GroupedMultiply):
         f.loop(0, self.columns, VECTORS * self.lanes, [], some_columns)
 
     def shared_rows(self) -> tuple[Value, Value]:
-        """How many rows share scales, and how many times there are so many."""
+        """How many rows share scales, and how many such groups of rows there are."""
         size: Value = self.scheme.block_size or self.f.smax(self.k, 1)
         return size, self.f.ceil_div(self.k, size)
 

@@ -38,7 +38,7 @@ from strata.mir import Node, Op
 from strata.ops import gguf_blocks
 
 LEAST_K = 64  # below, there is nothing to gain
-MANY = 4  # from so many rows of x on, unpacking weights once for all of them pays
+MANY = 4  # from this many rows of x on, unpacking weights once for all of them pays
 # bytes of weights that a thread takes at once: streams want to be long, and all threads busy
 LEAST_CHUNK, MOST_CHUNK = 64 << 10, 384 << 10
 AHEAD = 512  # bytes between what is read and what is fetched: rows are too short for the processor to do it well
@@ -187,7 +187,7 @@ def _parts(f: IrFunction, x: str, group: Value) -> list[str]:
 
 
 def _behind_the_end(f: IrFunction, x: str, group: str, groups: str, whole: str) -> list[str]:
-    """The 32 elements of a group, of rows that have zeros behind their elements up to a whole step."""
+    """The 32 elements of a group, of rows that have zeros after their elements up to a whole step."""
     row, at = (f.op(f"{op} i64 {group}, {whole}") for op in ("udiv", "urem"))
     is_there = f.compare("slt", "i64", at, groups)
 

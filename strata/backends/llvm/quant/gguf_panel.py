@@ -16,7 +16,7 @@ from strata.core import Target
 GROUP = 32  # elements that share a scale of x
 PAIRS = GROUP // 2
 PIECE = 1024  # columns that are unpacked at once: with their copy in rows they stay in the cache next to the core
-PAD = 32  # elements behind each unpacked row, so that rows do not fall on the same lines of the cache
+PAD = 32  # elements after each unpacked row, so that rows do not fall on the same lines of the cache
 
 
 def panel_rows(target: Target) -> int:
@@ -75,7 +75,7 @@ class GgufPanels:
         f.loop(0, self.blocks, step, [], piece)
 
     def unpack(self, first: Value, row: str, start: Value, length: Value, ahead: Value) -> None:
-        """One row of a piece as numbers, its scales beside those of the other rows. Rows behind the last repeat it."""
+        """One row of a piece as numbers, its scales beside those of the other rows. Rows after the last repeat it."""
         f, form = self.f, self.form
         place = f.smin(f.add(first, row), f.sub(self.n, 1))
         codes = f.address("i8", self.codes, f.mul(f.add(f.mul(place, self.blocks), start), form.bytes))

@@ -7,7 +7,7 @@ bytes, so that a sum of products is 256 · Σ q·high + Σ q·low. A step is fou
     x of a step   for each vector: its 64 high bytes, its 64 low bytes
     beside it     a scale for each 32, then their sums, or the sums of each 16
 
-Behind the last whole block, x is zero. A step that is not whole is copied first, so that nothing behind is read.
+After the last whole block, x is zero. A step that is not whole is copied first, so that nothing after is read.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def wide_step(kind: str, target: Target) -> WideStep | None:
 
 
 def each_row(f: IrFunction, n: Value, take: Callable[[list[Value]], None]) -> None:
-    """Points %begin to %end of n rows: a point is a row of each quarter; behind them, rows that are left over.
+    """Points %begin to %end of n rows: a point is a row of each quarter; after them, rows that are left over.
 
     Rows far apart are streams, which memory gives twice as fast as one; they go on from chunk to chunk.
     """

@@ -84,7 +84,7 @@ def plan_by_expert(
     row_bytes: tuple[int, int, int],
     product: Callable[[Workspace, Slot, Slot, Slot], list[NativeCall]],
 ) -> Planned:
-    """Rows sorted by expert before the matmul, results sorted back behind it.
+    """Rows sorted by expert before the matmul, results sorted back after it.
 
     `row_bytes` are those of x, of the output and of a row of results; product(workspace, sorted x, where experts begin,
     results) -> its calls.

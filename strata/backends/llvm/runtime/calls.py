@@ -19,7 +19,7 @@ _INPUTS, _OUTPUTS = 6, 9  # words of a block that hold the lists of a run; see p
 
 
 class ProgramCall:
-    """A region table, with words for a status behind it, and the block that native code is entered with."""
+    """A region table followed by status words, and the block that native code is entered with."""
 
     __slots__ = ("_address", "_enter", "_pool", "_words", "arena", "regions", "steps", "table", "threads")
 

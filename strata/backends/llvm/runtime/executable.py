@@ -201,7 +201,7 @@ class CpuExecutable(Executable):
     def _native_steps(
         self, at: int, place: Callable[[str], Argument], top: Argument, sizes: Mapping[str, int], keep: list[Any]
     ) -> tuple[list[ProgramStep], int]:
-        """The steps of a hand-written op, and the bytes of workspace that they need behind `top`."""
+        """The steps of a hand-written op, and the bytes of workspace that they need after `top`."""
         step, (op, code) = self.lir.schedule[at], self.native[at]
         context = ("pool", "threads", "status")
 

@@ -46,7 +46,7 @@ class Numbers:
             self._compute = writer.function(list(self._known))
         unknown = next((name for name in self._names if name not in sizes), None)
         if unknown is not None:
-            raise SymbolError(f"the size {unknown} is not known: no input has it in a shape that tells it", code="S160")
+            raise SymbolError(f"the size {unknown} is not known: no input has a shape that determines it", code="S160")
         return np.array(self._compute(*(sizes[name] for name in self._names)), np.int64)
 
 

@@ -87,7 +87,7 @@ def tuned(
 
 
 def can_tune(kernel: Kernel, step: Step, target: Target) -> bool:
-    """Whether a kernel is generated loops over arrays of its own, of a size that can be tried."""
+    """Whether a kernel is generated loops over its own arrays, of a size that can be tried."""
     if kernel.schedule or step.updates or step.slides is not None or find_matmul(kernel):
         return False
     if plan_pool(kernel, target) is not None:
@@ -214,7 +214,7 @@ def _search_template(lir: Lir, first: Template, registers: int, target: Target, 
 
 
 class _Bench:
-    """One kernel on arrays of its own: candidates are compiled, checked against the first one and timed."""
+    """One kernel on its own arrays: candidates are compiled, checked against the first one and timed."""
 
     def __init__(self, kernel: Kernel, target: Target, threads: int) -> None:
         self.kernel, self.target, self.threads = kernel, target, threads

@@ -22,7 +22,7 @@ from strata.mir import Constant, Value, constant
 
 UNROLL = 8  # steps of a loop that are written out rather than made a loop of the graph
 ENDLESS = (1 << 31) - 1  # steps that no loop runs: what converters write for "as long as the condition holds"
-WRITTEN = 4  # of the nodes that a model may become, those of a loop whose steps are written out are one in so many
+WRITTEN = 4  # of the nodes that a model may become, those of an unrolled loop are one in this many
 TRUE = Host(np.array(True))
 
 # why a body does not become one op of the graph: data decide, types change, sequences, elements that graphs do not have

@@ -72,7 +72,7 @@ def causal_conv_with_state(n: NodeView) -> Any:
     x, w, bias, past = n[0], n[1], n[2], n[3]
     is_last, window, shape = bool(n.attr("channels_last", 0)), int(n.attr("state_window", 0)), x.shape
     if n.attr("ndim", 1) != 1 or w.ndim != 3:
-        raise LowerError(f"{n.label}: only one axis behind the channels is supported", code="L500")
+        raise LowerError(f"{n.label}: only one axis after the channels is supported", code="L500")
     if past is not None and window:
         past = ops.squeeze(ops.narrow(past, 0, window - 1, 1), 0)
     if is_last:

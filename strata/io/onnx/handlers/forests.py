@@ -77,7 +77,7 @@ def grown(n: NodeView, nodes: Nodes, x: Value) -> Forest:
     place[order] = np.arange(len(order))
     held = all_rows[order]
     is_inner = inner[all_rows]
-    firsts = np.cumsum(is_inner) - 1  # the children of inner nodes come in their order, behind all roots
+    firsts = np.cumsum(is_inner) - 1  # the children of inner nodes come in their order, after all roots
     left = np.where(is_inner, place[np.minimum(len(nodes.roots) + 2 * firsts, len(order) - 1)], ~leaf_of[all_rows])
     feature = np.where(nodes.missing[held], ~nodes.feature[held], nodes.feature[held])
     links = np.stack([np.where(inner[held], feature, 0), left[order]], 1).astype(np.int32)

@@ -71,7 +71,7 @@ def imputer(n: NodeView) -> Value:
 
 @reads("FeatureVectorizer", domain=ML)
 def feature_vectorizer(n: NodeView) -> Value:
-    """All inputs side by side, as f32; of each so many features as the model says, zeros where it has fewer."""
+    """All inputs side by side, as f32; of each as many features as the model says, zeros where it has fewer."""
     widths = n.attr("inputdimensions") or ()
     parts = []
     for i, x in enumerate(n.values()):

@@ -107,7 +107,7 @@ def _resize(x: Value, **options: Any) -> Value:
 
 
 def _as_given(made: Value, x: Value, options: dict[str, Any]) -> Value:
-    """Pixels of the type that was given: whole ones lose what is behind the point, as in ONNX Runtime; those of a
+    """Pixels of the type that was given: whole ones lose their fractions, as in ONNX Runtime; those of a
     cubic or a smoothed resize are rounded, as in ONNX's own evaluator."""
     if made.dtype == x.dtype:
         return made

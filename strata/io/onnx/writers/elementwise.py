@@ -242,7 +242,7 @@ def _searchsorted(op: Any, numbers: Value, x: Value) -> Value:
     spread = (*numbers.shape[:-1], *(1,) * (x.ndim - batch), numbers.shape[-1])
     table, wanted = ops.reshape(numbers, spread), ops.insert_axis(x, x.ndim)
     found = table <= wanted if op.right else table < wanted
-    if x.dtype.is_float:  # NaN is behind every number
+    if x.dtype.is_float:  # NaN is after every number
         last = ops.isnan(wanted) if op.right else ops.logical_and(ops.isnan(wanted), ops.logical_not(ops.isnan(table)))
         found = ops.logical_or(found, last)
     return ops.sum(ops.cast(found, "i64"), -1)

@@ -60,7 +60,7 @@ def _pad(e: Exporter, node: Node, xs: list[str]) -> str:
 
 
 def _spread(e: Exporter, x: str, shape: list[Any], axis: int, gap: Any, fill: str) -> tuple[str, Any]:
-    """Elements with a gap behind each but the last along an axis: columns are added, and fall into line."""
+    """Elements with a gap after each but the last along an axis: columns are added, and fall into line."""
     size, step = shape[axis], gap + 1
     apart = e.add("Reshape", [x, e.dims([*shape[: axis + 1], 1, *shape[axis + 1 :]])], allowzero=1)
     column = [0] * (2 * len(shape) + 2)

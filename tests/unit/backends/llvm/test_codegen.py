@@ -352,8 +352,8 @@ def test_parts_call_what_their_module_called(tmp_path: Path, is_kept: bool) -> N
     def op(number: int, table: bool) -> NativeOp:
         def emit(module: IrModule) -> None:
             made = doubled("f", number, table=table)
-            module._functions, module._declarations, module._globals = (
-                made._functions, made._declarations, made._globals
+            module._functions, module.declarations, module._globals = (
+                made._functions, made.declarations, made._globals
             )  # fmt: skip
 
         return NativeOp(f"{tmp_path} {number} {table}", emit, ("f",), lambda sizes: Planned([]))
@@ -372,7 +372,7 @@ def test_lost_part_is_made_again(tmp_path: Path) -> None:
     def op() -> NativeOp:
         def emit(module: IrModule) -> None:
             made = doubled("f", 21)
-            module._functions, module._declarations = made._functions, made._declarations
+            module._functions, module.declarations = made._functions, made.declarations
 
         return NativeOp(f"{tmp_path} lost", emit, ("f",), lambda sizes: Planned([]))
 

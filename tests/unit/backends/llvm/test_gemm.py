@@ -13,13 +13,8 @@ import strata.ops as functions
 from strata.backends.llvm.gemm.arith import convert
 from strata.backends.llvm.gemm.epilogue import Site
 from strata.backends.llvm.gemm.match import find_matmul
-from strata.backends.llvm.gemm.spec import (
-    Contraction,
-    in_rows,
-    plan_contraction,
-    with_ending,
-    with_half_tail,
-)
+from strata.backends.llvm.gemm.planning import in_rows, plan_contraction, with_ending, with_half_tail
+from strata.backends.llvm.gemm.spec import Contraction
 from strata.core import DType, Target, bf16, c64, c128, f16, f32, f64, i8, i32, sym, u8
 from strata.lir.views import RUN
 from strata.mir import Graph

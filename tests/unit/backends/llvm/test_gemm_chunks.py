@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from strata.backends.llvm.gemm.spec import Contraction, plan_contraction
+from strata.backends.llvm.gemm.planning import plan_contraction
+from strata.backends.llvm.gemm.spec import Contraction
 from strata.backends.llvm.gemm.tiles import even_grain
 from strata.core import Target, substitute, sym
 from strata.mir import Graph

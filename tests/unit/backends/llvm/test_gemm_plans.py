@@ -10,12 +10,8 @@ import pytest
 
 import strata.ops as functions
 from strata.backends.llvm.gemm.match import find_matmul
-from strata.backends.llvm.gemm.spec import (
-    Contraction,
-    in_rows,
-    plan_contraction,
-    with_ending,
-)
+from strata.backends.llvm.gemm.planning import in_rows, plan_contraction, with_ending
+from strata.backends.llvm.gemm.spec import Contraction
 from strata.core import Dim, Target, bf16, c64, f32, sym
 from strata.errors import DTypeError, ShapeError
 from strata.mir import Graph

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import strata.ops as functions
-from strata.backends.llvm.gemm.spec import in_rows, plan_contraction
+from strata.backends.llvm.gemm.planning import in_rows, plan_contraction
 from strata.core import Dim, c64, sym
 from strata.kernel import PRODUCTS, ProductBlocks
 from strata.mir import Graph

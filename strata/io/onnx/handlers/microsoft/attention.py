@@ -67,7 +67,7 @@ def decoder_masked_multi_head_attention(n: NodeView) -> Any:
 
 
 def _as_long(x: Value, length: Any) -> Value:
-    """What is known of the first keys; zeros for those behind, which are hidden."""
+    """What is known of the first keys; zeros for those after, which are hidden."""
     return x if x.shape[3] == length else ops.pad(x, ((0, 0), (0, 0), (0, 0), (0, length - x.shape[3])))
 
 
@@ -115,10 +115,10 @@ def _self_attention(n: NodeView, joint: Value, widths: Any, mask: Value | None, 
 
 @reads("PackedAttention", domain=MS)
 def packed_attention(n: NodeView) -> Value:
-    """Attention of tokens without padding [T, C]: sequences lie one behind the other."""
+    """Attention of tokens without padding [T, C]: sequences lie one after the other."""
     joint = ops.matmul(n[0], n[1]) + n[2]
     widths = n.attr("qkv_hidden_sizes") or (n.shape(1)[1] // 3,) * 3
-    return _packed(n, ops.split(joint, list(widths), 1), n[3], n[4], n[5])
+    return _packed(n, ops.split(joint, list(widths), 1), n[4], n[5])
 
 
 @reads("PackedMultiHeadAttention", domain=MS)
@@ -129,10 +129,10 @@ def packed_multi_head_attention(n: NodeView) -> Value:
     if bias is not None:
         parts = ops.split(bias, [x.shape[1] for x in (q, k, v)], 0)
         q, k, v = (x + b for x, b in zip((q, k, v), parts, strict=True))
-    return _packed(n, (q, k, v), n[4], n[5], n[6])
+    return _packed(n, (q, k, v), n[5], n[6])
 
 
-def _packed(n: NodeView, parts: Any, offset: Value, ends: Value, added: Value | None) -> Value:
+def _packed(n: NodeView, parts: Any, ends: Value, added: Value | None) -> Value:
     """Tokens as one row, each of which sees those of its own sequence."""
     if added is not None:
         raise LowerError(f"{n.label}: a bias of packed sequences is not supported", code="L500")
@@ -194,7 +194,7 @@ def _attend(q: Value, k: Value, v: Value, keep: Value | None, added: Value | Non
 
 @reads("GroupQueryAttention", domain=MS)
 def group_query_attention(n: NodeView) -> tuple[Value, Value, Value]:
-    """Causal attention with fewer heads of keys; new keys come behind those of each row that are known already."""
+    """Causal attention with fewer heads of keys; new keys come after those of each row that are known already."""
     if n.attr("sliding_window_cache", 0) or n.has(12) or n.has(13) or n.wants(3):
         raise LowerError(f"{n.label}: caches of a window or of codes, and scores, are not supported", code="L500")
     q, k, v, past_k, past_v, last = (n[i] for i in range(6))
@@ -229,7 +229,7 @@ def group_query_attention(n: NodeView) -> tuple[Value, Value, Value]:
     bias = bias + n[10] if n.has(10) else bias
     bias = ops.broadcast_to(bias, (batch, heads, length, total))
     seen_k, seen_v = k, v
-    if n.has(11) or n.attr("smooth_softmax", 0) == 1:  # one more key, of which nothing is seen, with a score of its own
+    if n.has(11) or n.attr("smooth_softmax", 0) == 1:  # one more key, of which nothing is seen, with its own score
         zero = ops.zeros((), q.dtype)
         sink = ops.reshape(n[11], (1, heads, 1, 1)) if n.has(11) else zero
         bias = ops.concat([bias, ops.broadcast_to(sink, (batch, heads, length, 1))], 3)

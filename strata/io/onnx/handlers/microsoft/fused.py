@@ -20,7 +20,7 @@ MS = "com.microsoft"
 
 @reads("FusedMatMul", domain=MS)
 def fused_matmul(n: NodeView) -> Value:
-    """alpha · A · B, each turned in its last two axes, or with its first axis moved behind those of the batch."""
+    """alpha · A · B, each turned in its last two axes, or with its first axis moved after those of the batch."""
     a, b = (_turned(n, n[i], "AB"[i]) for i in range(2))
     out = ops.matmul(a, b)
     return out if n.attr("alpha", 1.0) == 1.0 else out * n.attr("alpha")

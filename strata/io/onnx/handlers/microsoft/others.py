@@ -213,7 +213,7 @@ def relative_position_bias(n: NodeView) -> Value:
 
 @reads("RemovePadding", domain=MS)
 def remove_padding(n: NodeView) -> Any:
-    """Tokens of sequences one behind the other, and where each was; what is padded comes last."""
+    """Tokens of sequences one after the other, and where each was; what is padded comes last."""
     x, counts = n.array(0), n.array(1).reshape(-1).astype(np.int64)
     batch, length = x.shape[:2]
     is_token = np.arange(length)[None] < counts[:, None]

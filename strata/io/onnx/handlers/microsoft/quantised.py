@@ -113,10 +113,10 @@ def bias_split_gelu(n: NodeView) -> Value:
 
 @reads("BiasSoftmax", domain=MS)
 def bias_softmax(n: NodeView) -> Value:
-    """Softmax of x + bias over an axis and all behind it."""
+    """Softmax of x + bias over an axis and all axes after it."""
     return _softmax_from(n[0] + n[1], n.axis("axis", 1))
 
 
 def _softmax_from(x: Value, axis: int) -> Value:
-    """Softmax over an axis and all behind it."""
+    """Softmax over an axis and all axes after it."""
     return ops.reshape(ops.softmax(ops.reshape(x, (*x.shape[:axis], -1)), axis), x.shape)

@@ -102,7 +102,7 @@ def scaled_silu(n: NodeView) -> Value:
     return made * ops.sigmoid(made)
 
 
-# hyper-connections: C branches of H features, as axes of their own or as one
+# hyper-connections: C branches of H features, as separate axes or as one
 
 
 def _branches(n: NodeView, x: Value) -> Value:
