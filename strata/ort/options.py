@@ -105,18 +105,19 @@ class SessionOptions(_Settings):
         "use_deterministic_compute": False,
         "use_per_session_threads": True,
     }
-    __slots__ = ("_entries", "_free_sizes", "_initializers", "_providers")
+    __slots__ = ("_entries", "_free_sizes", "_initializers", "_labelled_sizes", "_providers")
 
     def __init__(self) -> None:
         super().__init__()
         self._entries: dict[str, str] = {}
         self._free_sizes: dict[str, int] = {}
+        self._labelled_sizes: dict[str, int] = {}
         self._initializers: dict[str, Any] = {}
         self._providers: list[tuple[str, dict[str, str]]] = []
 
     def __copy__(self) -> SessionOptions:
         made = SessionOptions()
-        for name in ("_values", "_entries", "_free_sizes", "_initializers"):
+        for name in ("_values", "_entries", "_free_sizes", "_labelled_sizes", "_initializers"):
             getattr(made, name).update(getattr(self, name))
         made._providers.extend(self._providers)
         return made
@@ -145,8 +146,12 @@ class SessionOptions(_Settings):
         self._free_sizes[dim_name] = int(dim_value)
 
     def add_free_dimension_override_by_denotation(self, dim_denotation: str, dim_value: int) -> None:
-        """Denotations are labels that hardly any model has; they are not read."""
-        raise NotOffered("sizes by denotation: fix them by name, with add_free_dimension_override_by_name")
+        """Fix the sizes that the model labels so, such as `DATA_BATCH`."""
+        if not isinstance(dim_denotation, str):
+            raise _kind_error("the label of a size", str, dim_denotation)
+        if not hasattr(dim_value, "__index__"):
+            raise _kind_error("a size", int, dim_value)
+        self._labelled_sizes[dim_denotation] = int(dim_value)
 
     def add_initializer(self, name: str, ort_value: Any) -> None:
         """Use this value in place of the model's initializer."""

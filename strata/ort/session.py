@@ -141,27 +141,51 @@ class InferenceSession:
         except StrataError as error:
             raise of_loading(error, where) from error
         declared = self._model.declared
-        free = self._sess_options._free_sizes
+        free = self._fixed_sizes()
         self._inputs_meta = [_node_arg(p, free) for p in declared.inputs]
         self._outputs_meta = [_node_arg(p, free) for p in declared.outputs]
         self._overridable_initializers = [_node_arg(p, free) for p in declared.optional_inputs]
         self._expected = {x.name: x for x in (*self._inputs_meta, *self._overridable_initializers)}
         self._required = [x.name for x in self._inputs_meta if not x.type.startswith("optional")]
         self._places = {x.name: i for i, x in enumerate(self._outputs_meta)}
-        self._is_bound = any(p.dims and any(isinstance(d, str) and d in free for d in p.dims) for p in declared.inputs)
+        self._is_bound = any(x.shape != list(p.dims) for x, p in zip(self._inputs_meta, declared.inputs, strict=True))
         if self._sess_options.optimized_model_filepath:
             self._write_optimized()
+
+    def _fixed_sizes(self) -> Callable[[str, int, int | str | None], int | str | None]:
+        """What the options make of an axis of a port: sizes by their labels, or by their names."""
+        named, labelled = self._sess_options._free_sizes, self._sess_options._labelled_sizes
+        labels: dict[tuple[str, int], str] = {}
+        if labelled:
+            graph = self._proto().graph
+            for port in (*graph.input, *graph.output):
+                labels |= {(port.name, i): d.denotation for i, d in enumerate(port.type.tensor_type.shape.dim)}
+
+        def fixed(name: str, axis: int, dim: int | str | None) -> int | str | None:
+            if isinstance(dim, int):
+                return dim
+            found = labelled.get(labels.get((name, axis), ""), -1)
+            return found if found > 0 else named.get(dim, dim) if dim is not None else None
+
+        return fixed
+
+    def _proto(self) -> Any:
+        """The file as it is, without the data outside it."""
+        import onnx as standard
+
+        if not isinstance(self._source, bytes):
+            return standard.load(os.fspath(self._source), load_external_data=False)
+        proto = standard.ModelProto()
+        proto.ParseFromString(self._source)
+        return proto
 
     def _replaced(self) -> Any:
         """The model with initializers of the caller's in place of its own."""
         import onnx as standard
 
-        proto = standard.ModelProto()
         try:
-            if isinstance(self._source, bytes):
-                proto.ParseFromString(self._source)
-            else:
-                proto = standard.load(os.fspath(self._source), load_external_data=False)
+            proto = self._proto()
+            if not isinstance(self._source, bytes):
                 base = os.path.dirname(os.path.abspath(os.fspath(self._source)))
                 ours = [t for t in proto.graph.initializer if t.name not in self._sess_options._initializers]
                 for tensor in ours:
@@ -181,6 +205,11 @@ class InferenceSession:
                 raise InvalidGraph(
                     f"initializer {name} has shape {list(held[name].dims)}, the value {list(array.shape)}", code="S701"
                 )
+            if held[name].data_type != value.element_type():
+                raise InvalidGraph(
+                    f"initializer {name} is {onnx.dtypes.NAMES.get(held[name].data_type)}, the value "
+                    f"{onnx.dtypes.NAMES.get(value.element_type())}", code="D701",
+                )  # fmt: skip
             held[name].CopyFrom(standard.numpy_helper.from_array(array, name))
         return proto
 
@@ -430,9 +459,8 @@ def _rename(event: dict[str, Any]) -> None:
         event["cat"] = "Session"
 
 
-def _node_arg(port: onnx.Port, free: Mapping[str, int]) -> NodeArg:
-    dims = tuple(free.get(d, d) if isinstance(d, str) else d for d in port.dims)
-    return NodeArg(port.name, port.type_name, dims)
+def _node_arg(port: onnx.Port, fixed: Callable[[str, int, int | str | None], int | str | None]) -> NodeArg:
+    return NodeArg(port.name, port.type_name, [fixed(port.name, i, d) for i, d in enumerate(port.dims)])
 
 
 __all__ = ["InferenceSession", "ModelMetadata", "NodeArg", "RuntimeException"]

@@ -1,12 +1,21 @@
-"""Checks of a model's protobuf before it is read: unique names, a size within the budget."""
+"""Checks of a model's protobuf before it is read: unique names, a size within the budget, nodes as in the standard."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from onnx import AttributeProto, defs
 
 from strata.core import Meter, require
 from strata.errors import FileError
+from strata.kinds import counted
+from strata.mir import near
+
+_KINDS = {number: name.lower() for name, number in AttributeProto.AttributeType.items()}
+_SINGLE = defs.OpSchema.FormalParameterOption.Single
 
 
 def subgraphs(node: Any) -> Iterator[Any]:
@@ -120,3 +129,66 @@ def require_few_nodes(
         return sizes[name]
 
     size(list(walk(nodes)))
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a node of an op has: kinds of its attributes by name, and how many inputs and outputs."""
+
+    attributes: dict[str, int]
+    required: tuple[str, ...]
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    singles: tuple[bool, ...]  # of each input: whether it must be there
+
+    def require(self, node: Any) -> None:
+        """Refuse a node with an attribute that the op does not have, and one without what it needs."""
+        label = f"node {node.name or node.op_type!r} ({node.op_type})"
+        given = {a.name: a.type for a in node.attribute}
+        for name, kind in given.items():
+            if not isinstance(name, str) or name.startswith("__"):
+                continue
+            wanted = self.attributes.get(name)
+            if wanted is None:
+                raise FileError(f"{label}: the op has no attribute {name!r}{near(name, self.attributes)}", code="F506")
+            if kind and kind != wanted:
+                raise FileError(
+                    f"{label}: attribute {name!r} is {_KINDS[wanted]}, the node has {_KINDS.get(kind, kind)}",
+                    code="F506",
+                )
+        missing = [name for name in self.required if name not in given]
+        if missing:
+            raise FileError(f"{label}: attribute {missing[0]!r} is missing", code="F504")
+        for what, names, (least, most) in (("input", node.input, self.inputs), ("output", node.output, self.outputs)):
+            if not least <= len(names) <= most:
+                said = counted(most, what) if least == most else f"{least} to {counted(most, what)}"
+                said = said if most < _MANY else f"at least {counted(least, what)}"
+                raise FileError(f"{label}: the op has {said}, the node {len(names)}", code="F504")
+        for i, (name, is_single) in enumerate(zip(node.input, self.singles, strict=False)):
+            if is_single and not name:
+                raise FileError(f"{label}: input {i} is missing", code="F504")
+
+
+_MANY = 1 << 30
+
+
+@cache
+def form(op: str, opset: int, domain: str) -> Form | None:
+    """What the standard says of an op in an opset; None of one that it does not know."""
+    try:
+        schema = defs.get_schema(op, opset, domain)
+    except defs.SchemaError:
+        return None
+    attributes = schema.attributes
+    return Form(
+        {name: _number(a.type) for name, a in attributes.items()},
+        tuple(name for name, a in attributes.items() if a.required),
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        tuple(x.option == _SINGLE for x in schema.inputs),
+    )
+
+
+def _number(kind: Any) -> int:
+    """Of a kind of attribute, as protobuf counts them."""
+    return int(kind.value)

@@ -1,32 +1,55 @@
 """Exporter: one graph as an ONNX model, by writers of ops; `writes` and `spells` enter them in the table.
 
-A writer makes nodes of ONNX. A speller says an op in other ops of ours, which are then written in its place.
+A writer makes nodes of ONNX. A speller says an op in other ops of ours, which are then written in its place. Writers
+make nodes as the default opset has them; `before` enters how older opsets have those. The model is checked against
+ONNX's schemas of its opset: what they do not have, or not for its types, is refused with its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import helper, numpy_helper
+import onnx
+from onnx import defs, helper, numpy_helper
 
 from strata.core import Dim, SymExpr, symbols
 from strata.errors import LowerError, UnknownNameError
 from strata.io.onnx.dtypes import NUMBER
-from strata.mir import Constant, Graph, Leaf, Node, Value, as_tuple, leaf_name, toposort
+from strata.io.onnx.writers.widening import types_of, widened
+from strata.mir import REGISTRY, Constant, Graph, Leaf, Node, Value, as_tuple, leaf_name, toposort
 from strata.tensor import Tensor
 
 Writer = Callable[["Exporter", Node, list[str]], "str | Sequence[str]"]
 Speller = Callable[..., Any]
+Older = Callable[["Exporter", str, list[str], list[str], dict[str, Any]], None]
 WRITERS: dict[str, Writer] = {}
+OLDER: dict[str, tuple[int, Older]] = {}
+SINCE: dict[str, int] = {}
+OPSET = 21  # whose nodes the writers make
+CAST: Any = REGISTRY["cast"]
+MOST_HELD = 1024  # elements of an initializer that inference of types is given
 
 
-def writes(*names: str) -> Callable[[Writer], Writer]:
-    """Enter the writer of ops."""
+def writes(*names: str, since: int = 0) -> Callable[[Writer], Writer]:
+    """Enter the writer of ops. Opsets before `since` get what the ops are made of."""
 
     def wrap(fn: Writer) -> Writer:
         WRITERS.update(dict.fromkeys(names, fn))
+        SINCE.update(dict.fromkeys(names, since))
+        return fn
+
+    return wrap
+
+
+def before(opset: int, *names: str) -> Callable[[Older], Older]:
+    """Enter how opsets before `opset` have nodes of these names: a function that writes one with its outputs."""
+
+    def wrap(fn: Older) -> Older:
+        OLDER.update(dict.fromkeys(names, (opset, fn)))
         return fn
 
     return wrap
@@ -37,7 +60,10 @@ def spells(*names: str) -> Callable[[Speller], Speller]:
 
     def wrap(fn: Speller) -> Speller:
         def writer(e: Exporter, node: Node, xs: list[str]) -> Sequence[str]:
-            return e.composed(as_tuple(fn(node.op, *node.inputs)))
+            made = as_tuple(fn(node.op, *node.inputs))
+            return e.composed(
+                [x if x.dtype is t.dtype else CAST(t.dtype)(x) for x, t in zip(made, node.types, strict=True)]
+            )
 
         WRITERS.update(dict.fromkeys(names, writer))
         return fn
@@ -68,6 +94,7 @@ class Exporter:
         self.names: dict[Value, str] = {}
         self._taken = {*graph.input_names, *graph.param_names, *self.outputs}
         self._sizes: dict[Dim, str] = {}
+        self._arrays: dict[str, np.ndarray] = {}
         self._count = 0
         self._missing: dict[str, None] = {}
 
@@ -87,8 +114,39 @@ class Exporter:
         for name, result in zip(self.outputs, self.graph.results, strict=True):
             self.nodes.append(helper.make_node("Identity", [self.names[result]], [name]))
             outputs.append(_port(name, result))
-        graph = helper.make_graph(self.nodes, self.graph.name, inputs, outputs, self.held)
+        self._require_opset(inputs, outputs)
+        return self._model(inputs, outputs, self.held)
+
+    def _model(self, inputs: Sequence[Any], outputs: Sequence[Any], held: Sequence[Any]) -> Any:
+        graph = helper.make_graph(self.nodes, self.graph.name, inputs, outputs, held)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+
+    def _require_opset(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Refuse nodes that the opset does not have, or not for their types, when casts do not help."""
+        later = {node.op_type: least for node in _all_nodes(self.nodes) if (least := _least(node, self.opset))}
+        if later:
+            raise LowerError(
+                f"export: opset {self.opset} of ONNX cannot say {', '.join(sorted(later))}", code="L502",
+                fix=f"ask for opset {max(later.values())} or a newer one",
+            )  # fmt: skip
+        small = [t for t in self.held if math.prod(t.dims) <= MOST_HELD]
+        ports = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in self.held if t not in small]
+        if not self._wrong_type(self._model([*inputs, *ports], outputs, small)):
+            return
+        inferred = onnx.shape_inference.infer_shapes(self._model([*inputs, *ports], outputs, small)).graph
+        self.nodes = widened(inferred, types_of(inferred, {}), self.opset, self.fresh)
+        wrong = self._wrong_type(self._model([*inputs, *ports], outputs, small))
+        if wrong:
+            raise LowerError(f"export: opset {self.opset} of ONNX cannot say {wrong}", code="L502")
+
+    def _wrong_type(self, model: Any) -> str:
+        """What a model's types are not right for; nothing if they are."""
+        try:
+            onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+            *_, (op, said) = re.findall(r"\(op_type:(\w+)[^)]*\): ([^\n]*)", str(error)) or [("a node", str(error))]
+            return f"{op}: {said}"
+        return ""
 
     def write(self, results: Sequence[Value]) -> None:
         """Nodes for everything below `results` that has no name yet."""
@@ -96,6 +154,8 @@ class Exporter:
             if node.outputs[0] in self.names:
                 continue
             writer = WRITERS.get(node.op.name)
+            if self.opset < SINCE.get(node.op.name, 0) and node.op.is_composition:
+                writer = None
             if isinstance(node.op, Constant):
                 self.names[node.outputs[0]] = self.array(node.op.data.array)
             elif isinstance(node.op, Leaf):
@@ -127,8 +187,23 @@ class Exporter:
         """A node; its output, or a list of them."""
         names = [self.fresh() for _ in range(outputs)]
         kept = {k: v for k, v in attributes.items() if v is not None}
-        self.nodes.append(helper.make_node(op, list(inputs), names, **kept))
+        opset, older = OLDER.get(op, (0, Exporter.node))
+        (older if self.opset < opset else Exporter.node)(self, op, list(inputs), names, kept)
         return names[0] if outputs == 1 else names
+
+    def node(self, op: str, inputs: list[str], outputs: list[str], attributes: dict[str, Any]) -> None:
+        """A node as it is; attributes that the opset does not have are left out where they say what it does anyway."""
+        if self.opset < OPSET and defs.has(op, self.opset):
+            there, now = (defs.get_schema(op, version).attributes for version in (self.opset, OPSET))
+            newer = {k: now[k].default_value for k in attributes.keys() & now.keys() - there.keys()}
+            unsaid = {k: helper.get_attribute_value(x) for k, x in newer.items() if x.type}
+            said = {k: v.encode() if isinstance(v, str) else v for k, v in attributes.items()}
+            attributes = {k: v for k, v in attributes.items() if k not in unsaid or said[k] != unsaid[k]}
+        self.nodes.append(helper.make_node(op, inputs, outputs, **attributes))
+
+    def known(self, name: str) -> np.ndarray | None:
+        """The elements of an initializer that was made here."""
+        return self._arrays.get(name)
 
     def fresh(self) -> str:
         """A name that nothing has."""
@@ -140,7 +215,8 @@ class Exporter:
     def array(self, data: Any, dtype: Any = None) -> str:
         """An initializer."""
         name = self.fresh()
-        self.held.append(numpy_helper.from_array(np.asarray(data, dtype), name))
+        self._arrays[name] = np.asarray(data, dtype)
+        self.held.append(numpy_helper.from_array(self._arrays[name], name))
         return name
 
     def inlined(self, graph: Graph, inputs: Sequence[str]) -> list[str]:
@@ -226,3 +302,27 @@ class Exporter:
 def _port(name: str, value: Value) -> Any:
     dims = [d if isinstance(d, int) else str(d) for d in value.shape]
     return helper.make_tensor_value_info(name, NUMBER[value.dtype.np], dims)
+
+
+def _all_nodes(nodes: Sequence[Any]) -> Iterator[Any]:
+    """Nodes, and those of the graphs inside them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from _all_nodes(attribute.g.node)
+
+
+def _least(node: Any, opset: int) -> int:
+    """The opset that a node needs; 0 where this one has it."""
+    if _has(node, opset):
+        return 0
+    return next((version for version in range(opset + 1, OPSET) if _has(node, version)), OPSET)
+
+
+def _has(node: Any, opset: int) -> bool:
+    if not defs.has(node.op_type, opset):
+        return False
+    schema = defs.get_schema(node.op_type, opset)
+    if schema.deprecated or any(a.name not in schema.attributes for a in node.attribute):
+        return False
+    return bool(schema.min_input <= len(node.input) <= schema.max_input)

@@ -199,7 +199,7 @@ class OnnxModel:
             return value if value is None else [None if x is None else self._of_element(port, x) for x in value]
         if port.kind == "map" and isinstance(value, Mapping):
             return _held_map(port, value)
-        array = np.asarray(value)
+        array = _as_array(port, value)
         if array.dtype.kind in "USO":
             array = as_texts(array) if port.dtype == TEXT else array.astype(object)
         if port.kind == "optional":
@@ -209,7 +209,7 @@ class OnnxModel:
         if port.dtype is not None and array.dtype != port.dtype:
             if not isinstance(value, (bool, int, float, list, tuple)):
                 raise DTypeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="D501", place=here())
-            array = as_texts(array) if port.dtype == TEXT else array.astype(port.dtype)
+            array = _converted(port, array)
         if port.shape == () and array.size == 1 and array.ndim:
             if port.name not in self._told:
                 self._told.add(port.name)
@@ -221,13 +221,13 @@ class OnnxModel:
 
     def _of_element(self, port: Port, value: Any) -> np.ndarray:
         """An element of a sequence, or what an optional holds: an array of the type that the file says."""
-        array = np.asarray(value)
+        array = _as_array(port, value)
         if port.dtype == TEXT:
             return as_texts(array)
         if port.dtype is not None and array.dtype != port.dtype and not _is_maps(port):
             if isinstance(value, np.ndarray):
                 raise DTypeError(f"input {port}: {port.type_name}, got {array.dtype}", code="D501", place=here())
-            array = array.astype(port.dtype)
+            array = _converted(port, array)
         return array
 
     # plans
@@ -351,6 +351,27 @@ def _fits(shape: tuple[int, ...], declared: tuple[Dim, ...]) -> bool:
     return len(shape) == len(declared) and all(
         size == d for size, d in zip(shape, declared, strict=True) if isinstance(d, int)
     )
+
+
+def _as_array(port: Port, value: Any) -> np.ndarray:
+    """A value as an array of its own type. Lists whose parts differ in length are none."""
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"input {port}: {error}", code="S501", place=here()) from None
+
+
+def _converted(port: Port, array: np.ndarray) -> np.ndarray:
+    """Numbers in the type that the file says."""
+    assert port.dtype is not None
+    if port.dtype == TEXT:
+        return as_texts(array)
+    if array.dtype.kind == "c" and port.dtype.kind != "c":
+        raise DTypeError(f"input {port}, got {array.dtype}{list(array.shape)}", code="D501", place=here())
+    try:
+        return array.astype(port.dtype)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise DTypeError(f"input {port}: {error}", code="D501", place=here()) from None
 
 
 def _is_maps(port: Port) -> bool:

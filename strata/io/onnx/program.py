@@ -19,6 +19,7 @@ from onnx import defs, helper
 from strata.core import Dim, SymExpr, require, show_bytes, sym
 from strata.errors import FileError, UnknownNameError, file_error
 from strata.io.onnx.checks import (
+    form,
     require_defined,
     require_few_nodes,
     require_nodes_defined,
@@ -61,6 +62,7 @@ class OnnxProgram:
         self._is_ours = True  # no reader of the user's is needed
         self._require_known_ops()
         require_few_nodes(self.graph.node, self.functions.values(), self.function, function_key)
+        self._require_forms()
         require_single_names(self.graph)
         require_unique((x.name for x in self.graph.output), "two outputs of the model")
         require_unique(map(function_key, proto.functions), "two functions of the model")
@@ -170,9 +172,7 @@ class OnnxProgram:
 
     def _require_known_ops(self) -> None:
         unknown: dict[str, list[str]] = {}
-        bodies = [(self.graph.node, self.opsets)]
-        bodies += [(f.node, {**self.opsets, **opset_table(f)}) for f in self.functions.values()]
-        for nodes, opsets in bodies:
+        for nodes, opsets in self._bodies():
             found = list(walk(nodes))
             self._require_text(found)
             for node in found:
@@ -191,6 +191,23 @@ class OnnxProgram:
                 f"the model uses ops that strata does not know: {listed}",
                 code="N500", fix="custom_ops={'Name': function} where function(node) gives values",
             )  # fmt: skip
+
+    def _require_forms(self) -> None:
+        """Nodes have what the standard says of their ops; those that the model or the user defines are theirs."""
+        for nodes, opsets in self._bodies():
+            for node in walk(nodes):
+                domain = _domain(node.domain)
+                is_custom = f"{domain}::{node.op_type}" in self.custom or node.op_type in self.custom
+                if is_custom or self.function(node) is not None:
+                    continue
+                wanted = form(node.op_type, opsets.get(domain, self.opsets.get(domain, 1)), domain)
+                if wanted is not None:
+                    wanted.require(node)
+
+    def _bodies(self) -> list[tuple[Any, Mapping[str, int]]]:
+        """The nodes of the model and of its functions, with their opsets."""
+        own = [(f.node, {**self.opsets, **opset_table(f)}) for f in self.functions.values()]
+        return [(self.graph.node, self.opsets), *own]
 
     # tensors
 

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from strata.config import logger
 from strata.core import flatten, here, located
 from strata.errors import DTypeError, LowerError, OptionError, ShapeError, UnknownNameError, file_error
-from strata.io.onnx.exporter import Exporter
+from strata.io.onnx.exporter import OPSET, Exporter
 from strata.io.onnx.model import OnnxModel
 from strata.io.onnx.writers import register
 from strata.mir import Graph, fresh_scope, placeholder
@@ -28,8 +28,7 @@ from strata.tensor import Tensor, asarray
 
 register()
 
-OPSET = 21
-MOST_OPSETS = 1000  # far beyond every version there will be
+FIRST_OPSET = 8  # all of whose arithmetic broadcasts
 MOST_BYTES = 2_000_000_000  # of a message of protobuf; what is larger goes into a separate file
 
 
@@ -45,11 +44,14 @@ def export(
 
     Compiled graphs and loaded models are written with the values of their parameters. `params` gives values of
     parameters; those without one are inputs of the model. Symbolic sizes keep their names. `opset` is that of the
-    nodes, 21 if not given. A loaded ONNX model whose sizes depend on data, or that has texts or sequences, is not one
-    graph: it is written with the nodes and the opset of its file.
+    nodes, 21 if not given; what an older one cannot say is refused. A loaded ONNX model whose sizes depend on data, or
+    that has texts or sequences, is not one graph: it is written with the nodes and the opset of its file.
     """
-    if opset is not None and not 1 <= opset <= MOST_OPSETS:
-        raise OptionError(f"export: opset is a version from 1 to {MOST_OPSETS}, got {opset}", code="O503")
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int)):
+        raise OptionError(f"export: opset is a whole number, got {opset!r}", code="O503")
+    if opset is not None and not FIRST_OPSET <= opset <= newest:
+        raise OptionError(f"export: opset is a version from {FIRST_OPSET} to {newest}, got {opset}", code="O503")
     given = {name: np.asarray(x) for name, x in (params or {}).items()}
     if isinstance(program, OnnxModel):
         model = _again(program, given, opset)
@@ -78,7 +80,7 @@ def _again(model: OnnxModel, params: Mapping[str, np.ndarray], opset: int | None
         outputs = [p.name for p in model.outputs]
         return Exporter(graph, {**held, **params}, OPSET if opset is None else opset, outputs).model()
     except (LowerError, OptionError, DTypeError, ShapeError) as error:  # reading it whole needs more than it says
-        if opset is not None and opset != model.program.opsets[""]:
+        if opset is not None and opset != model.program.opsets.get(""):
             raise
         logger.info("export: the nodes are those of the file: %s", error.summary)
         return _copied(model, params)

@@ -73,6 +73,39 @@ def test_a_typed_error_at_once(name: str, tmp_path: Path) -> None:
     assert isinstance(told.value, (RuntimeError, ValueError))
 
 
+CONV = {"x0": (1, 1, 4, 4), "x1": (1, 1, 2, 2)}
+NOT_AS_STANDARD: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "an attribute by another name": ("Conv", {"dilation": [2, 2]}, CONV, "did you mean 'dilations'"),
+    "an attribute of another kind": ("Softmax", {"axis": 1.0}, {"x0": (2, 2)}, "'axis' is int, the node has float"),
+    "no attribute that it needs": ("Concat", {}, {"x0": (2,), "x1": (2,)}, "'axis' is missing"),
+    "too many inputs": ("Neg", {}, {"x0": (2,), "x1": (2,)}, "1 input, the node 2"),
+    "too few inputs": ("Add", {}, {"x0": (2,)}, "2 inputs, the node 1"),
+    "an input without a name": ("Add", {}, {"x0": (2,), "": (2,)}, "input 1 is missing"),
+    "too few outputs": ("TopK", {}, {"x0": (2,), "x1": (1,)}, "2 outputs, the node 1"),
+    "of ai.onnx.ml": ("ai.onnx.ml.Scaler", {"offsets": [1.0]}, {"x0": (2, 2)}, "did you mean 'offset'"),
+    "a kernel of other sizes": ("Conv", {"kernel_shape": [3, 3]}, CONV, "its weights have"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_AS_STANDARD)
+def test_nodes_that_are_not_as_the_standard_says(name: str) -> None:
+    """Nothing is left out of a node in silence; onnxruntime refuses the same files."""
+    op, attributes, inputs, told = NOT_AS_STANDARD[name]
+    domain, _, kind = op.rpartition(".")
+    ports = [helper.make_tensor_value_info(x, FLOAT, size) for x, size in inputs.items() if x]
+    node = helper.make_node(kind, list(inputs), ["y"], domain=domain, **attributes)
+    graph = helper.make_graph([node], "g", ports, [helper.make_tensor_value_info("y", FLOAT, None)])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    data = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    feeds = {x: np.ones(size, np.float32) for x, size in inputs.items() if x}
+    with pytest.raises(StrataError, match=told):
+        ort.InferenceSession(data).run(None, feeds)
+    theirs = pytest.importorskip("onnxruntime", reason="it is asked for its opinion")
+    theirs.set_default_logger_severity(4)
+    with pytest.raises(Exception):  # noqa: B017 - its classes are many
+        theirs.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feeds)
+
+
 def test_sizes_that_never_come_twice() -> None:
     """`python -m tests.ort_sizes` does 2,000, beside onnxruntime."""
     early, late = measure(ort, 120, 48)

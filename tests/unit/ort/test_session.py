@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import strata as st
 import strata.ort as ours
 from strata.errors import StrataError
 from strata.ort.capi import onnxruntime_pybind11_state as our_state
@@ -168,6 +169,39 @@ def test_free_sizes_are_fixed() -> None:
         with pytest.raises(Exception, match="Got: 2 Expected: 4"):
             session.run(None, {"x": X, "k": K})
     assert shapes[0] == shapes[1]
+
+
+def test_sizes_are_fixed_by_their_labels() -> None:
+    proto = onnx.load_from_string(MODEL)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
+    made = []
+    for lib in (ours, theirs):
+        options = lib.SessionOptions()
+        options.add_free_dimension_override_by_denotation("DATA_BATCH", 2)
+        options.add_free_dimension_override_by_denotation("DATA_CHANNEL", 5)  # which no size is
+        session = lib.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        made.append([x.shape for x in session.get_inputs()])
+        with pytest.raises(Exception, match="index: 0 Got: 3 Expected: 2"):
+            session.run(None, {"x": np.ones((3, 3), np.float32), "k": K})
+    assert made[0] == made[1]
+    with pytest.raises(TypeError):
+        ours.SessionOptions().add_free_dimension_override_by_denotation(3, 2)
+
+
+def test_an_initializer_of_another_type_is_refused() -> None:
+    options = ours.SessionOptions()
+    options.add_initializer("w", ours.OrtValue.ortvalue_from_numpy(np.ones((3, 2))))
+    with pytest.raises(StrataError, match="initializer w is float, the value double"):
+        ours.InferenceSession(MODEL, options)
+
+
+@pytest.mark.parametrize("numbers", [[2**70, 1], ["a", "b"], [None, 1], [1j, 2], [[1], [2, 3]], [object(), 1]])
+def test_lists_that_are_no_numbers_of_the_type(sessions: tuple[Any, Any], numbers: Any) -> None:
+    for session, kind in zip(sessions, ((StrataError,), (RuntimeError,)), strict=True):
+        with pytest.raises(kind):
+            session.run(None, {"x": X, "k": numbers})
+    with pytest.raises(StrataError):
+        st.onnx.load(MODEL).run(x=X, k=numbers)
 
 
 def test_initializers_of_the_caller() -> None:

@@ -35,6 +35,12 @@ def _per_axis(n: NodeView, name: str, rank: int) -> tuple[int, ...]:
 
 
 def conv_options(n: NodeView, rank: int) -> dict[str, Any]:
+    """Static parameters of a convolution whose weights, the second input in floats, may say their sizes again."""
+    said = n.attr("kernel_shape")
+    if n.op_type in ("Conv", "ConvTranspose", "ConvInteger") and said is not None and len(said) == rank:
+        held = n[1].shape[2:]
+        if any(isinstance(d, int) and d != size for d, size in zip(held, said, strict=True)):
+            raise FileError(f"{n.label}: kernel_shape is {list(said)}, its weights have {list(held)}", code="F504")
     return {
         "stride": _per_axis(n, "strides", rank),
         "padding": window_padding(n, rank),

@@ -15,14 +15,15 @@ from strata.mir import Node, Value
 
 DIRECT = {
     "abs": "Abs", "acos": "Acos", "acosh": "Acosh", "add": "Add", "asin": "Asin", "asinh": "Asinh", "atan": "Atan",
-    "atanh": "Atanh", "ceil": "Ceil", "cos": "Cos", "cosh": "Cosh", "divide": "Div",
-    "equal": "Equal", "erf": "Erf", "exp": "Exp", "floor": "Floor", "gelu": "Gelu", "greater": "Greater",
+    "atanh": "Atanh", "cos": "Cos", "cosh": "Cosh", "divide": "Div",
+    "equal": "Equal", "erf": "Erf", "exp": "Exp", "gelu": "Gelu", "greater": "Greater",
     "greater_equal": "GreaterOrEqual", "isinf": "IsInf", "isnan": "IsNaN", "less": "Less", "less_equal": "LessOrEqual",
-    "log": "Log", "maximum": "Max", "minimum": "Min", "multiply": "Mul", "negative": "Neg",
-    "power": "Pow", "relu": "Relu", "round": "Round", "sigmoid": "Sigmoid", "sign": "Sign", "sin": "Sin",
+    "log": "Log", "maximum": "Max", "minimum": "Min", "multiply": "Mul",
+    "power": "Pow", "sigmoid": "Sigmoid", "sign": "Sign", "sin": "Sin",
     "sinh": "Sinh", "softplus": "Softplus", "sqrt": "Sqrt", "stop_gradient": "Identity", "subtract": "Sub",
     "tan": "Tan", "tanh": "Tanh", "where": "Where",
 }  # fmt: skip
+GELU, ONE_AXIS, SMALL_REDUCED = 20, 13, 12  # the opsets that have it, softmax of one axis, extremes of small integers
 
 
 def _direct(op: str) -> Writer:
@@ -30,7 +31,7 @@ def _direct(op: str) -> Writer:
 
 
 for _name, _op in DIRECT.items():
-    writes(_name)(_direct(_op))
+    writes(_name, since=GELU if _op == "Gelu" else 0)(_direct(_op))
 
 
 @writes("barrier", "fence", "checked_ids")
@@ -44,7 +45,24 @@ def _ensure(e: Exporter, node: Node, xs: list[str]) -> str:
     return xs[0]
 
 
-@writes("gelu_tanh")
+@writes("ceil", "floor", "round")
+def _rounded(e: Exporter, node: Node, xs: list[str]) -> str:
+    return str(e.add(node.op.name.capitalize(), xs)) if node.inputs[0].dtype.is_float else xs[0]
+
+
+@writes("negative")
+def _negative(e: Exporter, node: Node, xs: list[str]) -> str:
+    dtype = node.inputs[0].dtype
+    return str(e.add("Neg", xs) if dtype.is_float or dtype.is_signed else e.add("Sub", [e.array(0, dtype.np), *xs]))
+
+
+@writes("relu")
+def _relu(e: Exporter, node: Node, xs: list[str]) -> str:
+    dtype = node.inputs[0].dtype
+    return str(e.add("Relu", xs)) if dtype.is_float or dtype.is_signed else xs[0]
+
+
+@writes("gelu_tanh", since=GELU)
 def _gelu_tanh(e: Exporter, node: Node, xs: list[str]) -> str:
     return str(e.add("Gelu", xs, approximate="tanh"))
 
@@ -108,13 +126,22 @@ def _reduce(e: Exporter, node: Node, xs: list[str]) -> str:
 def _reduce_bool(e: Exporter, node: Node, xs: list[str]) -> str:
     op = "ReduceMin" if node.op.name == "reduce_all" else "ReduceMax"
     axes = e.array(fields(node)["axes"], np.int64)
-    flags = e.add("Cast", [xs[0]], to=NUMBER[np.dtype(np.uint8)])
+    flags = e.add("Cast", [xs[0]], to=NUMBER[np.dtype(np.uint8 if e.opset >= SMALL_REDUCED else np.int32)])
     return str(e.add("Cast", [e.add(op, [flags, axes], keepdims=0, noop_with_empty_axes=1)], to=NUMBER[np.dtype(bool)]))
 
 
 @writes("softmax", "log_softmax")
 def _softmax(e: Exporter, node: Node, xs: list[str]) -> str:
-    return str(e.add("Softmax" if node.op.name == "softmax" else "LogSoftmax", xs, axis=fields(node)["axis"]))
+    name, axis, rank = (
+        "Softmax" if node.op.name == "softmax" else "LogSoftmax",
+        fields(node)["axis"],
+        node.inputs[0].ndim,
+    )
+    if e.opset >= ONE_AXIS or axis in (-1, rank - 1):
+        return str(e.add(name, xs, axis=axis))
+    order = list(range(rank))
+    order[axis], order[-1] = order[-1], order[axis]
+    return str(e.add("Transpose", [e.add(name, [e.add("Transpose", xs, perm=order)], axis=rank - 1)], perm=order))
 
 
 @writes("bitwise_left_shift", "bitwise_right_shift")
@@ -150,7 +177,7 @@ def _shift(e: Exporter, node: Node, xs: list[str]) -> str:
 def _floor_divide(e: Exporter, node: Node, xs: list[str]) -> str | Sequence[str]:
     dtype = node.inputs[0].dtype
     if dtype.is_float:
-        return e.composed([_floored(*node.inputs)])
+        return e.composed([ops.cast(_floored(*node.inputs), dtype)])
     quotient = e.add("Div", xs)
     if not dtype.is_signed:
         return str(quotient)

@@ -164,6 +164,7 @@ def _windows(op: Any, x: Value) -> Value:
 def _fold_windows(op: Any, x: Value) -> Value:
     """Each axis is a product with the matrix that says which tap of which window lies where."""
     rank, lead = op.rank, x.ndim - 2 * op.rank
+    x = ops.cast(x, "i32") if x.dtype.is_bool else x
     order = [lead + i + rank * j for i in range(rank) for j in (0, 1)]
     x = ops.transpose(x, (*range(lead), *order))  # [*lead, count, tap, count, tap, …]
     for i, size in enumerate(op.size):

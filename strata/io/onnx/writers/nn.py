@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import DType, dim_prod, f16, f32, f64, i8, i32, i64, known_le, u8
+from strata.core import DType, dim_prod, f16, f32, f64, i8, i32, i64, known_le, u8, u64
 from strata.io.onnx.catalogue import ops
 from strata.io.onnx.dtypes import NUMBER
 from strata.io.onnx.exporter import Exporter, fields, spells, writes
@@ -16,9 +16,10 @@ from strata.mir import REGISTRY, Node, Value, as_tuple
 PAD: Any = REGISTRY["pad"]
 WINDOWS: Any = REGISTRY["windows"]
 POOL_INDEX: Any = REGISTRY["pool_index"]
+POOL_MAX: Any = REGISTRY["pool_max"]
 
 
-@writes("layer_norm")
+@writes("layer_norm", since=17)
 def _layer_norm(e: Exporter, node: Node, xs: list[str]) -> str | Any:
     axes, rank = fields(node)["axes"], node.inputs[0].ndim
     if tuple(axes) != tuple(range(rank - len(axes), rank)) or len(xs) < 2:
@@ -95,6 +96,10 @@ def _pool_extreme(e: Exporter, node: Node, xs: list[str]) -> str | Sequence[str]
     is_min = node.op.name == "pool_min"
     if not _is_plain_pool(node):
         f, x = fields(node), node.inputs[0]
+        if is_min and x.dtype.is_int:  # the largest integer may be none of those that padding is said in
+            last = -1 if x.dtype.is_signed else int(np.iinfo(x.dtype.np).max)
+            most = POOL_MAX(f["kernel"], f["stride"], f["padding"], f["dilation"])(ops.full_like(x, last) - x)
+            return e.composed([ops.full_like(most, last) - most])
         axes = tuple(range(x.ndim, x.ndim + len(f["kernel"])))
         worst = _worst(x.dtype, most=is_min)
         held = WINDOWS(f["kernel"], f["stride"], f["padding"], f["dilation"], worst)(x)
@@ -164,9 +169,13 @@ def _cumsum(e: Exporter, node: Node, xs: list[str]) -> str:
 
 
 @writes("sort", "argsort")
-def _sort(e: Exporter, node: Node, xs: list[str]) -> str:
+def _sort(e: Exporter, node: Node, xs: list[str]) -> str | Sequence[str]:
     """TopK of all; equal elements come in their order."""
     f, x = fields(node), node.inputs[0]
+    if x.dtype == u64:  # which onnxruntime does not order: the same order in i64, as sums wrap
+        least = ops.full((), np.iinfo(np.int64).min, "i64")
+        found = type(node.op)(**f)(ops.cast(x, "i64") + least)
+        return e.composed([found if node.op.name == "argsort" else ops.cast(found - least, "u64")])
     wide = {8: np.int32, 16: np.int32, 32: np.int64}.get(x.dtype.bits, np.int64) if not x.dtype.is_float else np.float32
     is_known = x.dtype in (f32, f64, i32, i64)
     given = xs[0] if is_known else e.add("Cast", [xs[0]], to=NUMBER[np.dtype(wide)])

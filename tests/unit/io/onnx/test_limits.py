@@ -82,7 +82,9 @@ GROWING = {
     "OneHot": model(
         [node("OneHot", ["v", "d", "s"], ["y"])], v=np.arange(8), d=np.array(FAR), s=np.array([0, 1], np.float32)
     ),
-    "DFT": model([node("DFT", ["v", "n"], ["y"], axis=1)], v=np.ones((1, 8, 1), np.float32), n=np.array(FAR)),
+    "DFT": model(
+        [node("DFT", ["v", "n", "a"], ["y"])], v=np.ones((1, 8, 1), np.float32), n=np.array(FAR), a=np.array(1)
+    ),
     "RandomUniform": model([node("RandomUniform", [], ["y"], shape=[1 << 20, 1 << 20])]),
     "Split": model([node("Split", ["v"], ["y"], axis=0, num_outputs=FAR)], v=np.ones(4, np.float32)),
     "TfIdfVectorizer": model(

@@ -13,7 +13,8 @@ onnx = pytest.importorskip("onnx", reason="ONNX models need the package onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="it runs what is exported")
 
 import strata as st  # noqa: E402 - after the packages that it needs
-from strata.errors import LowerError  # noqa: E402
+from strata.core import TensorType, as_dtype  # noqa: E402
+from strata.errors import LowerError, OptionError, StrataError  # noqa: E402
 from strata.io.onnx import export, load  # noqa: E402
 from strata.mir import REGISTRY, Op, Sample, evaluate  # noqa: E402
 from tests.groups import check_all  # noqa: E402
@@ -33,7 +34,7 @@ def test_samples(group: int) -> None:
     check_all((f"{cls.name}-{i}", partial(check, cls, s)) for cls in some for i, s in enumerate(cls.samples()[:4]))
 
 
-def check(cls: type[Op], sample: Sample) -> None:
+def check(cls: type[Op], sample: Sample, opset: int | None = None) -> None:
     arrays = sample.arrays()
     # onnxruntime hangs on convolutions of nothing; NaN has no place in orders of ONNX, complex numbers none at all
     if any(not a.size or a.dtype.kind == "c" for a in arrays):
@@ -44,12 +45,14 @@ def check(cls: type[Op], sample: Sample) -> None:
     made = cls(**sample.fields)(*(graph.input(f"x{i}", a.shape, a.dtype.name) for i, a in enumerate(arrays)))
     graph.outputs(*(made if isinstance(made, tuple) else (made,)))
     try:
-        model = export(graph)
+        model = export(graph, opset=opset)
     except LowerError as error:
+        if opset is not None and error.code == "L502":
+            return
         if set(error.summary.partition("counterpart of ")[2].split(", ")) <= NO_COUNTERPART:
             return
         raise
-    onnx.checker.check_model(model)
+    onnx.checker.check_model(model, full_check=True)
     feeds = {p.name: arrays[int(p.name[1:])] for p in model.graph.input}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -74,6 +77,74 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
     rtol = 1e-2 if want.dtype.itemsize < 4 and want.dtype.kind not in "iub" else 1e-4
     assert got.shape == want.shape
     np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=rtol, atol=rtol / 10)
+
+
+OPSETS = (8, 11, 13, 17, 18, 26)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_samples_in_other_opsets(opset: int) -> None:
+    """Each op is written as the opset has it, or refused with the names that it lacks."""
+    onnxruntime.set_default_logger_severity(4)
+    some = [(cls, s) for cls in REGISTRY.classes() for s in cls.samples()[:2]][OPSETS.index(opset) :: 3]
+    check_all((cls.name, partial(check, cls, s, opset=opset)) for cls, s in some)
+
+
+WIDENED = ("bool", "i8", "u16", "u32", "u64", "f16", "bf16", "f64")
+
+
+@pytest.mark.parametrize("dtype", WIDENED)
+def test_element_types_that_onnx_does_not_give_an_op(dtype: str) -> None:
+    """A wider type takes their place: what comes out is of the type that it was."""
+    onnxruntime.set_default_logger_severity(4)
+    names = (
+        "abs", "argmax", "argsort", "cos", "cummax", "cumsum", "floor", "fold_windows", "less", "matmul", "maximum",
+        "negative", "pool_max", "pool_min", "reduce_max", "reduce_prod", "reduce_sum", "relu", "round", "sort", "topk",
+    )  # fmt: skip
+    kind = as_dtype(dtype)
+    check_all((name, partial(check_as, REGISTRY[name], kind)) for name in names)
+
+
+def check_as(cls: type[Op], kind: Any) -> None:
+    sample = cls.samples()[0]
+    first = sample.arrays()[0].dtype
+    arrays = [np.nan_to_num(a).astype(kind.np) if a.dtype == first else a for a in sample.arrays()]
+    try:
+        cls(**sample.fields).infer(*(TensorType(as_dtype(a.dtype.name), a.shape) for a in arrays))
+    except StrataError:  # not an op of this type
+        return
+    check(cls, Sample(*arrays, **sample.fields))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_quotients_of_narrow_floats(dtype: str) -> None:
+    check(REGISTRY["floor_divide"], Sample(*(np.array(v, as_dtype(dtype).np) for v in ([7, -7, 9], [2, 2, -4]))))
+
+
+def test_order_of_large_unsigned_integers() -> None:
+    graph = st.Graph("g")
+    x = graph.input("x", (4,), "u64")
+    graph.outputs(st.ops.argsort(x), st.ops.sort(x))
+    given = np.array([2**63 + 1, 5, 2**64 - 1, 0], np.uint64)
+    at, found = ran(export(graph), {"x": given})
+    assert at.tolist() == [3, 1, 0, 2]
+    assert found.tolist() == sorted(given.tolist())
+
+
+def test_softmax_of_one_axis_in_an_opset_that_flattens(rng: np.random.Generator) -> None:
+    graph = st.Graph("g")
+    graph.outputs(st.ops.softmax(graph.input("x", (2, 3, 4)), 1))
+    x = rng.standard_normal((2, 3, 4), dtype=np.float32)
+    (want,) = evaluate(graph, {"x": x})
+    np.testing.assert_allclose(ran(export(graph, opset=11), {"x": x})[0], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [0, 7, 1000, True, "21", 21.0])
+def test_opsets_that_there_are_not(opset: Any) -> None:
+    graph = st.Graph("g")
+    graph.outputs(graph.input("x", (2,)) + 1)
+    with pytest.raises(OptionError, match="opset"):
+        export(graph, opset=opset)
 
 
 def test_what_is_listed_has_none() -> None:
