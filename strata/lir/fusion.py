@@ -254,8 +254,8 @@ class _Grouper:
         return None
 
     def _first_spaced(self, value: Value) -> Value:
-        """The first of a chain of movements that a matmul can read a value in place from: that is stored, not what it is
-        turned to afterwards, as where a size of 1 makes a view of all of them. What lies side by side is then the same."""
+        """The first of a chain of movements that a matmul can read a value in place from. That is stored, not what it
+        is turned to afterwards: so the same elements lie side by side where a size of 1 makes a view of the chain."""
         chain = [value]
         while chain[-1].node.op.name in VIEWS and chain[-1] not in self.stored:
             chain.append(chain[-1].node.inputs[0])

@@ -371,6 +371,9 @@ REGRESSIONS: dict[str, Program] = {
             ],
         )
     ),
+    "a sum of rows of -0.0": program(
+        leaf(f32, "n", 6, data=[[-0.0] * 6] * 3), steps=[Step("sum", (V[0],), (("axis", 0), ("keepdims", True)))]
+    ),
     "a matmul of what is turned behind a reshape": program(
         leaf(f32, 2, "n", 4, 2), leaf(f32, 2, 4, "n", 5), n=1, steps=[
             exact("transpose", V[0], (0, 2, 1, 3)), exact("reshape", V[2], (2, 2, -1, 2)),

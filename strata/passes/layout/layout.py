@@ -75,9 +75,7 @@ class ChannelsLast(Pass):
         wanted = {id(n) for n in order if n.op.name in SERVED and SERVED[n.op.name](n)}
         users = _users(order)
         claimed = ctx.claimed(ConvFirst.name)
-        alone = {
-            id(n) for n in order if claimed and _stays(n) and (id(n) not in wanted or _is_alone(n, wanted, users))
-        }
+        alone = {id(n) for n in order if claimed and _stays(n) and (id(n) not in wanted or _is_alone(n, wanted, users))}
         if not alone and not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
             return rewrite(widen(given, self.name), _as_products, self.name)
         maker = _Layouts(wanted | alone, alone)
