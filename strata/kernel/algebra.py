@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from strata.core import Dim, DType, bool_, bounds, divide_exactly, floordiv, i64, known_le, symbols
+from strata.core import Dim, DType, bool_, bounds, dim_max, dim_min, divide_exactly, floordiv, i64, known_le, symbols
 from strata.kernel import ir
 from strata.kernel.scalars import SCALARS, bitcast_array, cast_array
 
@@ -432,6 +432,9 @@ def _min_max(name: str, a: ir.Expr, b: ir.Expr) -> ir.Expr | None:
         return b if name == "min" else a
     if high is not None and known_le(high, 0):
         return a if name == "min" else b
+    first, second = linear(a), linear(b)
+    if first.is_constant and second.is_constant:  # a size, as it would be a number
+        return ir.size((dim_min if name == "min" else dim_max)(first.constant, second.constant))
     return None
 
 

@@ -113,7 +113,7 @@ def order_of(node: Reduce | Scan) -> str:
             last = next((i for i, d in places if _moves(i, d)), None)
             if last is None:  # one element, which a condition puts into some of the terms
                 continue
-            near = [atom for atom, step in linear(last).terms.items() if step in (1, -1)]
+            near = [atom for atom, step in linear(last).terms.items() if step in (1, -1) and atom.free]  # no start
             if any(not atom.free & mine for atom in near):
                 return "columns"
             found = found or bool(last.free & mine)

@@ -33,7 +33,7 @@ from strata.lir.traits import (
     learned_numbers,
     traits,
 )
-from strata.lir.views import has_runs, keeps_runs, turns, view_strides
+from strata.lir.views import VIEWS, has_runs, keeps_runs, turns, view_strides
 from strata.mir import Constant, Graph, Input, Node, Param, Value, fixed_values
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class _Grouper:
         self.cuts: list[Cut] = []
         self.fixed = fixed_values(self.order)  # computed once
         self.matrix_reader: dict[Value, Node] = {}  # of views: the contraction that reads through them
+        self.begins: dict[Value, Value | None] = {}  # and the value that they are views of; None: a leaf, or an op's
         self.position = {id(node): i for i, node in enumerate(self.order)}
         self.sliding: set[Value] = set()  # values that the epilogue of a convolution may compute
         for node in self.order:
@@ -251,10 +252,15 @@ class _Grouper:
         """Why a value cannot be a view that a matmul or a convolution reads in place, through `user`."""
         if not what.moves:
             return f"{matrix.op.name} reads it as a matrix"
-        spacing, reading = view_strides(value), self._traits(user)
+        reading = self._traits(user)
+        strict = not reading.lowers or id(user) in self.reads_views
+        if matrix is user:
+            self.begins[value] = None if strict or reading.slides else self._first_spaced(value)
+        else:
+            self.begins[value] = self.begins[user.outputs[0]]
+        spacing = None if self.begins[value] == value else view_strides(value, self.begins[value])
         if spacing is None:
             return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
-        strict = not reading.lowers or id(user) in self.reads_views
         if matrix is user and strict and spacing.strides and spacing.strides[-1] != 1:
             return f"{matrix.op.name} cannot read it in place: its rows are not contiguous"
         if reading.slides and user.inputs[0] == value and not has_runs(value):
@@ -262,6 +268,14 @@ class _Grouper:
         if reading.slides and len({self._base(x) for x in user.inputs[:2]}) < len(user.inputs[:2]):
             return f"{matrix.op.name} reads images and weights from separate buffers"
         return None
+
+    def _first_spaced(self, value: Value) -> Value:
+        """The first of a chain of movements that a matmul can read a value in place from. That is stored, not what it
+        is turned to afterwards: so the same elements lie side by side where a size of 1 makes a view of the chain."""
+        chain = [value]
+        while chain[-1].node.op.name in VIEWS and chain[-1] not in self.stored:
+            chain.append(chain[-1].node.inputs[0])
+        return next(x for x in reversed(chain) if x == value or view_strides(value, x) is not None)
 
     def _is_read_each_run(self, value: Value) -> bool:
         """Whether a value that depends on parameters only has a reader that does not, movements of it left out."""

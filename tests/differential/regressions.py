@@ -363,6 +363,30 @@ REGRESSIONS: dict[str, Program] = {
     "windows of numbers in a gradient": gradient(
         program(leaf(f32, 2, "n", 2), steps=[Step("use:convolved", (V[0], 1))], n=60)
     ),
+    "images for weights in a gradient": gradient(
+        program(
+            leaf(f64, 2, "n", "n", 1), leaf(f64, 2, "n", "n", 5), n=3, low=1, steps=[
+                at_op("conv_last_backward_weight", 2, stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1),
+                      groups=1, kernel=(3, 3)),
+            ],
+        )
+    ),
+    "a sum of rows of -0.0": program(
+        leaf(f32, "n", 6, data=[[-0.0] * 6] * 3), steps=[Step("sum", (V[0],), (("axis", 0), ("keepdims", True)))]
+    ),
+    "a matmul of what is turned behind a reshape": program(
+        leaf(f32, 2, "n", 4, 2), leaf(f32, 2, 4, "n", 5), n=1, steps=[
+            exact("transpose", V[0], (0, 2, 1, 3)), exact("reshape", V[2], (2, 2, -1, 2)),
+            exact("swapaxes", V[3], 2, 3), exact("reshape", V[1], (2, 2, -1, 5)), Step("matmul", (V[4], V[5])),
+            exact("transpose", V[6], (0, 3, 1, 2)),
+        ],
+    ),
+    "a sum over a row that lies at a place": gradient(
+        program(
+            leaf(f32, "n"), n=3, low=1,
+            steps=[Step("softmin", (V[0],), (("axis", 0),)), exact("use:replaced", V[1], 2)],
+        )
+    ),
     "running sums, whose gradient runs back": program(
         leaf(f32, "n", 3), steps=[Step("cumsum", (V[0],), (("axis", 0),)), Step("tanh", (V[1],))], n=5
     ),

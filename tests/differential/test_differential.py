@@ -12,8 +12,7 @@ from tests.differential.regressions import REGRESSIONS
 from tests.differential.workers import run_all
 
 COUNT = 60
-# Gradients of all programs are for `python -m tests.differential`: second derivatives of convolutions and attention
-# still sum in another order where a size is a symbol, in one of some 250.
+# Gradients of all programs take long: they are for `python -m tests.differential`.
 VALUES = [path for path in MAIN if path != "gradient"]
 
 
@@ -31,16 +30,6 @@ def test_programs_that_went_wrong_once(name: str) -> None:
     check(program, VALUES)
 
 
-OTHER_ORDERS = {  # whose sums are made in another order where sizes are symbols, on some processors
-    "narrow maps of few channels": "a convolution with as many channels as a symbol says",
-    "attention that goes back through a cap": "the second derivative of attention over one row",
-}
-CASES = [
-    pytest.param(n, marks=pytest.mark.xfail(reason=OTHER_ORDERS[n], strict=False) if n in OTHER_ORDERS else ())
-    for n in REGRESSIONS
-]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", REGRESSIONS)
 def test_gradients_of_programs_that_went_wrong_once(name: str) -> None:
     check(REGRESSIONS[name], ["gradient"])

@@ -201,7 +201,8 @@ class Conv(Convolving):
 
         if all(d == 1 for d in w.shape[2:]):  # a matmul
             return k.cast(k.reduce("sum", w.shape[1:2], lambda c: term(c, *(k.index(0) for _ in at))), result)
-        return k.cast(k.reduce("sum", tuple(w.shape[1:]), term), result)
+        # a name, so that the order of its sums is the same beside ops that turn its operands around, and by itself
+        return k.cast(k.reduce("sum", tuple(w.shape[1:]), term, order="columns"), result)
 
     @classmethod
     def samples(cls) -> list[Sample]:

@@ -3,8 +3,9 @@
 Every value keeps the form it was made in; the other form is made where a reader asks for it. A convolution reads and
 gives channels last; ops that do not care about the order of axes (element-wise ops, pools, concatenation, slices,
 padding, reductions, resizing) follow their inputs. Weights are transposed where they are parameters: once. Compositions
-that hide such ops are decomposed first. A convolution that is alone stays as it is where that is faster. Narrow floats
-are widened on the way, but for a backend that claims to gather windows itself: GPUs multiply them as they are.
+that hide such ops are decomposed first. A convolution that is alone stays as it is where that is faster; so does one
+that is never done with channels last, beside any others: the sums of loops have another order. Narrow floats are
+widened on the way, but for a backend that claims to gather windows itself: GPUs multiply them as they are.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ChannelsLast(Pass):
         wanted = {id(n) for n in order if n.op.name in SERVED and SERVED[n.op.name](n)}
         users = _users(order)
         claimed = ctx.claimed(ConvFirst.name)
-        alone = {id(n) for n in order if claimed and _stays(n) and _is_alone(n, wanted, users)}
+        alone = {id(n) for n in order if claimed and _stays(n) and (id(n) not in wanted or _is_alone(n, wanted, users))}
         if not alone and not any(id(n) in wanted and not _is_matrix_product(n) for n in order):
             return rewrite(widen(given, self.name), _as_products, self.name)
         maker = _Layouts(wanted | alone, alone)

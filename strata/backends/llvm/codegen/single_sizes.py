@@ -4,6 +4,8 @@
     the same where n is 1                   one row: what is multiplied has one shape
     x[5, :3] of x[5, n], summed over both   rows of three, for each of the first axis
     the same where n is at most 3           one row: all of x
+    x[5 * n] * y[5 * n] of x[5, n]          a sum of n products, for each of the first axis
+    the same where n is 1                   one sum of five products
 
 A program whose sizes were known has the second form, whatever it was made from. So a kernel with symbols has loops for
 such a case beside it, where its own order is another one. A sum of one product of bf16 is such a case, too: loops keep
@@ -103,15 +105,19 @@ def _multiplies_pairs(matrix: MatrixKernel, target: Target) -> bool:
     return is_bf16 and GemmArithmetic(bf16, bf16, matrix.sums.dtype, target).is_half_dot
 
 
-def _orders(kernel: Kernel, kept: frozenset[str], target: Target, sizes: Mapping[str, Dim]) -> list[tuple[str, Dim]]:
-    """The orders of its sums, and how many terms each has: for some sizes, if they are given."""
+def _orders(
+    kernel: Kernel, kept: frozenset[str], target: Target, sizes: Mapping[str, Dim]
+) -> list[tuple[str, Dim, bool]]:
+    """The orders of its sums, how many terms each has, and whether these are products, which are not rounded by
+    themselves as sums of one product are: for some sizes, if they are given."""
     matrix = find_matmul(kernel)
     if matrix is not None and matrix.columns is not None and matrix.sums.sums_products:
         along, count = (substitute(d, sizes) for d in (read_along(matrix, kept), matrix.inner.extent))
-        return [("dot" if along == 1 else "products", count)] if count != 1 or _multiplies_pairs(matrix, target) else []
+        order = "dot" if along == 1 else "products"
+        return [(order, count, True)] if count != 1 or _multiplies_pairs(matrix, target) else []
     sums = [n for n in postorder(ordered(kernel).roots) if isinstance(n, Reduce) and n.order]
-    terms = [(n.order, substitute(dim_prod([a.extent for a in n.axes]), sizes)) for n in sums]
-    return [(order, count) for order, count in terms if count != 1]
+    terms = [(n.order, substitute(dim_prod([a.extent for a in n.axes]), sizes), n.sums_products) for n in sums]
+    return [(order, count, of_products) for order, count, of_products in terms if count != 1]
 
 
 def _in_its_order(kernel: Kernel, kept: frozenset[str]) -> Kernel:

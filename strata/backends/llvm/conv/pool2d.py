@@ -311,7 +311,8 @@ class _Pool:
             for window, _ in users:
                 before = result[window]
                 result[window] = {at: self._join(before[at], v) if before else v for at, v in row.items()}
-        return [self._along(r) if self.plan.is_down_first else r[0] for r in result]
+        pooled = [self._along(r) if self.plan.is_down_first else r[0] for r in result]
+        return [self.joins.from_zero((value,), self.lanes)[0] for value in pooled]
 
     def _read(self, place: str, masks: dict[int, str]) -> dict[int, str]:
         """The vectors of a line that pixels see."""

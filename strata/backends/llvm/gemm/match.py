@@ -173,7 +173,8 @@ def _is_at_most(size: Dim, most: int) -> Dim:
 
 def _lies_along(side: Load, axes: Sequence[Axis]) -> bool:
     """Whether neighbours in memory are terms of one sum."""
-    near = [atom for atom, step in linear(side.index[-1]).terms.items() if step == 1] if side.index else []
+    terms = linear(side.index[-1]).terms if side.index else {}
+    near = [atom for atom, step in terms.items() if step == 1 and atom.free]
     return bool(near) and all(atom.free & set(axes) for atom in near)
 
 
