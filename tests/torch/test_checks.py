@@ -139,3 +139,22 @@ def test_rows_that_a_mask_picks(shape: tuple[int, ...], accumulate: bool) -> Non
     if shape == (3, 5):
         with pytest.raises(RuntimeError, match="shape mismatch"):
             run(x, torch.ones(2, 4, dtype=torch.bool), v)
+
+
+@pytest.mark.parametrize("power", [-1, -2])
+def test_integers_to_a_negative_power(power: int) -> None:
+    x = torch.tensor([2, 1, -1])
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        torch.compile(lambda x: x**power, backend="strata")(x)
+    torch.testing.assert_close(strict(lambda x: x.float() ** power)(x), x.float() ** power)
+
+
+def test_asserts_in_a_program() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x > 0).all(), "positive only")
+        return x + 1
+
+    run = strict(f)
+    torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="positive only"):
+        run(-torch.ones(3))

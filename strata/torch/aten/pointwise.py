@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from strata import ops
-from strata.core import TensorType, bool_
+from strata.core import SymExpr, TensorType, bool_, bounds
 from strata.mir import METHODS, Value
 from strata.torch.aten.backward import derivative
 from strata.torch.aten.promotion import as_truth, common, floating, in_common_type, in_result_type, value
-from strata.torch.table import aten, enter
+from strata.torch.table import Unsupported, aten, enter
 
 _FAMILY = "pointwise"
 
@@ -33,8 +33,7 @@ _BINARY = {
     "fmod.Scalar": "fmod", "remainder.Tensor": "remainder", "remainder.Scalar": "remainder",
     "remainder.Scalar_Tensor": "remainder", "atan2": "arctan2", "hypot": "hypot", "copysign.Tensor": "copysign",
     "copysign.Scalar": "copysign", "logaddexp": "logaddexp", "gcd": "gcd",
-    "lcm": "lcm", "heaviside": "heaviside", "pow.Tensor_Tensor": "power",
-    "pow.Scalar": "power", "pow.Tensor_Scalar": "power",
+    "lcm": "lcm", "heaviside": "heaviside", "pow.Tensor_Tensor": "power", "pow.Scalar": "power",
     "__lshift__.Scalar": "bitwise_left_shift", "__lshift__.Tensor": "bitwise_left_shift",
     "__rshift__.Scalar": "bitwise_right_shift", "__rshift__.Tensor": "bitwise_right_shift",
     "bitwise_left_shift.Tensor": "bitwise_left_shift", "bitwise_right_shift.Tensor": "bitwise_right_shift",
@@ -43,6 +42,15 @@ _BINARY = {
 }  # fmt: skip
 for _name, _ours in _BINARY.items():
     enter((_name,), in_result_type(METHODS[_ours]), _FAMILY)
+
+
+@aten("pow.Tensor_Scalar")
+def power(out: TensorType, x: Any, exponent: Any) -> Value:
+    """x to a power; torch refuses one that is negative, for integers."""
+    if out.dtype.is_int and (bounds(exponent)[0] if isinstance(exponent, SymExpr) else exponent) < 0:
+        raise Unsupported("integers to a negative power")
+    return in_result_type(ops.power)(out, x, exponent)
+
 
 for _name, _ours in {
     "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
