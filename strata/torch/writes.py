@@ -8,7 +8,6 @@ once. Where the system has no such thing, or does not allow it, `available` says
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import platform
@@ -18,6 +17,9 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from strata.core import new_lock
+
+if sys.platform != "win32":
+    import fcntl
 
 _CALL = {"x86_64": 323, "aarch64": 282}  # userfaultfd
 _USER_MODE_ONLY = 1

@@ -236,3 +236,14 @@ def test_inputs_that_change_are_written(kind: str) -> None:
     assert list(found) == ["a"]
     np.testing.assert_allclose(np.asarray(found["a"]), expected["a"].numpy(), rtol=1e-6)
     np.testing.assert_array_equal(np.asarray(given), x.numpy())
+
+
+def test_parameters_whose_names_differ_by_a_dot() -> None:
+    """`a.b` and `a_b` are two parameters of a wrapped graph, and one called as a method is no method."""
+    g = st.Graph("names")
+    x = g.input("x", (2,), st.f32)
+    params = {name: g.param(name, (2,), st.f32) for name in ("a.b", "a_b", "forward")}
+    g.outputs(x * params["a.b"] + params["a_b"] * params["forward"])
+    compiled = st.Session("cpu").compile(g)
+    compiled.set_params({"a.b": np.float32([1, 2]), "a_b": np.float32([3, 4]), "forward": np.float32([5, 6])})
+    torch.testing.assert_close(st.torch.wrap(compiled)(torch.ones(2)), torch.tensor([16.0, 26.0]))
