@@ -158,3 +158,16 @@ def test_asserts_in_a_program() -> None:
     torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 2.0))
     with pytest.raises(RuntimeError, match="positive only"):
         run(-torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_numbers_at_the_edge(dtype: torch.dtype) -> None:
+    """What torch makes of nan, infinities and zeros of either sign."""
+    x = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.0, -2.5, 0.5], dtype=dtype)
+
+    def f(x: torch.Tensor) -> Any:
+        powers = [x**p for p in (0.5, -0.5, -1, -2, 2, 3, 1.5)]
+        return *powers, torch.sign(x), torch.sgn(x), torch.heaviside(x, x.flip(0)), x.sign().add(1)
+
+    for found, expected in zip(strict(f)(x), f(x), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)
