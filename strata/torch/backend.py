@@ -67,7 +67,7 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
 
 def compile_fx(gm: fx.GraphModule, inputs: Any, options: TorchOptions, kind: str) -> Any:
     """A functional ATen graph as a program, or as several with torch's ops between them."""
-    bound = _static_inputs() if kind == "inference" and options.freeze else frozenset()
+    bound = _static_inputs() if kind == "inference" and options.freezes(inputs) else frozenset()
     with _disable_current_modes():  # constants of the graph are real tensors
         return boxed(_compiled(gm, bound, options, kind))
 

@@ -29,15 +29,17 @@ class TorchModel(Model):
     """An exported program. `run(x=array)` or a call with arrays in order; arrays by output name come back.
 
     `program` is its graph and `params` the arrays of its parameters and buffers. Buffers that the program changes are
-    kept from run to run, as they are in torch.
+    kept from run to run, and arrays of inputs that it changes are written, as they are in torch.
     """
 
     def __init__(
         self, compiled: CompiledGraph, names: Sequence[str], params: Mapping[str, np.ndarray], shown: Sequence[Any],
         state: Sequence[str] = (), sizes: Mapping[str, tuple[str, int]] | None = None,
+        changed: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(compiled, tuple(names))
         self.params, self._shown, self._state = dict(params), tuple(shown), frozenset(state)
+        self._changed = dict(changed or {})  # inputs that the program changes, and the results that they become
         self._sizes = dict(sizes or {})  # by symbol, an input and the axis that has it
 
     @property
@@ -53,6 +55,8 @@ class TorchModel(Model):
     def run(self, **arrays: Any) -> dict[str, np.ndarray]:
         """Run on arrays by input name; gives arrays by output name: torch's where torch's are given."""
         made = self.graph.run(arrays)
+        for name, at in self._changed.items():
+            _write(arrays[name], made[at])
         return {name: self._arranged(made, r, arrays) for name, r in zip(self.outputs, self._shown, strict=True)}
 
     def _arranged(self, made: Sequence[np.ndarray], result: Any, arrays: Mapping[str, Any]) -> Any:
@@ -74,6 +78,14 @@ class TorchModel(Model):
         self.graph.save(path)
 
 
+def _write(to: Any, made: Any) -> None:
+    """A new value for an array that was given, torch's or NumPy's; what has no memory of its own keeps no trace."""
+    if isinstance(to, torch.Tensor):
+        to.detach().copy_(torch.as_tensor(made))
+    elif isinstance(to, np.ndarray):
+        np.copyto(to, np.asarray(made))
+
+
 def load(
     program: Any, example_inputs: Any = None, *, kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None,
     device: str = "cpu", options: CompileOptions | None = None,
@@ -83,6 +95,7 @@ def load(
         warnings.simplefilter("ignore", FutureWarning)  # torch's export warns of torch's own pytrees
         exported = _exported(program, example_inputs, kwargs, dynamic_shapes)
         exported = exported.run_decompositions(decompositions())
+    is_file = isinstance(program, (str, os.PathLike))
     signature = exported.graph_signature
     changed = set(signature.buffers_to_mutate.values())
     kept: dict[int, tuple[str, np.ndarray]] = {}
@@ -93,7 +106,8 @@ def load(
         held = exported.state_dict if spec.target in exported.state_dict else exported.constants
         if not isinstance(held.get(spec.target), torch.Tensor):
             raise LowerError(f"{spec.target} is not a tensor, so it cannot leave torch", code="L660", place=here())
-        kept[at] = spec.target, to_array(held[spec.target].detach().contiguous())
+        array = to_array(held[spec.target].detach().contiguous())
+        kept[at] = spec.target, array if is_file else array.copy()  # the module goes on, and may be trained
         if spec.target in changed:
             state[spec.target] = at
     bound = frozenset(at for at, (name, _) in kept.items() if name not in state)
@@ -137,17 +151,22 @@ def _model(
     specs = exported.graph_signature.output_specs
     shown: list[Any] = []
     names: list[str] = []
+    written: dict[str, int] = {}
     for spec, result in zip(specs, made.results, strict=True):
         if spec.kind.name == "BUFFER_MUTATION":
             if isinstance(result, Result):
                 compiled.feed(spec.target, result.at)
+            continue
+        if spec.kind.name == "USER_INPUT_MUTATION":
+            if isinstance(result, Result):
+                written[spec.target] = result.at
             continue
         shown.append(result)
         names.append(getattr(spec.arg, "name", f"output_{len(names)}"))
     named = _keys(exported, len(shown))
     sources = {source.at: source.name for source in made.inputs if isinstance(source, (TensorInput, Length))}
     sizes = {symbol: (sources[at], max(axis, 0)) for symbol, at, axis in reversed(made.sizes) if at in sources}
-    return TorchModel(compiled, named or _distinct(names), params, shown, list(state), sizes)
+    return TorchModel(compiled, named or _distinct(names), params, shown, list(state), sizes, written)
 
 
 def _keys(exported: Any, count: int) -> list[str] | None:

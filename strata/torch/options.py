@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+import torch
 
 from strata.core import here
 from strata.errors import LowerError, OptionError
 from strata.mir import near
 from strata.runtime import CompileOptions, Session
+from strata.torch.writes import available
 
 _OF_A_COMPILE = {f.name for f in fields(CompileOptions)}
 _OWN = ("device", "strict", "freeze", "background")
@@ -23,8 +26,9 @@ class TorchOptions:
     """Where programs run; as it is, where their tensors are."""
     strict: bool = False
     """Raise where an op would stay in torch."""
-    freeze: bool = True
-    """Pack parameters once in inference, and again when they change; off, they are read in place in every call."""
+    freeze: bool | None = None
+    """Pack parameters once in inference, and again when they change; off, they are read in place in every call. None:
+    off where the system does not tell of every change."""
     background: bool = False
     """Run in torch at once while the program is compiled in the background, then swap."""
     compile: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +57,12 @@ class TorchOptions:
         if made.device:
             made.session()  # a device that is not there is an error, not a reason to stay in torch
         return made
+
+    def freezes(self, inputs: Iterable[Any]) -> bool:
+        """Whether parameters are packed. A GPU's are: a change is known by torch's count of writes."""
+        if self.freeze is not None:
+            return self.freeze
+        return available() or any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in inputs)
 
     def session(self, place: Any = None) -> Session:
         """A session on the device that was asked for, or on that of the tensors, which is torch's name of one."""

@@ -18,10 +18,11 @@ from strata.torch.convert import Conversion, Drawn, Length, TensorInput
 from strata.torch.kinds import to_array, to_tensor
 from strata.torch.reports import GraphReport
 from strata.torch.results import given
+from strata.torch.writes import Watch, available
 
 LINALG = ("X200", "X201", "X202")  # what torch has an error of its own for: matrices that are singular, and the like
 SMALL = 1 << 16  # bytes of a parameter that is compared whole in every call
-PROBES = 64  # elements that are looked at of a larger one
+PROBES = 64  # places that are looked at of a larger one where the system does not tell of writes
 
 
 class TorchProgram:
@@ -95,8 +96,8 @@ class TorchProgram:
     def _bind(self, args: Sequence[Any]) -> None:
         """Give the program the parameters, unless it has them as they are.
 
-        A change is seen by the tensor, its memory, its version, or its elements, a few of them where it is large: code
-        that writes through `.data` leaves no other trace. Where one has changed, all are read again.
+        A change is seen by the tensor, its memory, its version, or what is in it: code that writes through `.data`, an
+        array of NumPy or a pointer leaves no other trace. Where one has changed, all are read again.
         """
         bound = self._bound
         if bound is not None and self._is_bound(args, bound):
@@ -105,32 +106,54 @@ class TorchProgram:
             fresh = []
             for source in self.params:
                 t = args[source.at]
-                array = self._read(t, source.order)
-                self.compiled.set_param(source.name, array)
-                fresh.append(self._note(t, array))
+                fresh.append(self._note(t))  # first: a write from now on is seen
+                self.compiled.set_param(source.name, self._read(t, source.order))
             self._bound = fresh
 
     def _is_bound(self, args: Sequence[Any], bound: Sequence[Any]) -> bool:
-        for source, (t, pointer, version, seen, probe) in zip(self.params, bound, strict=True):
+        for source, (t, pointer, version, seen, now_in) in zip(self.params, bound, strict=True):
             now = args[source.at]
             if (
                 (now is not t and now.data_ptr() != pointer)
-                or now._version != version
+                or _version(now) != version
                 or now.data_ptr() != pointer
-                or seen != (probe if type(seen) is bytearray else probe.tobytes())
+                or (seen.is_written() if now_in is None else seen != now_in)
             ):
                 return False
         return True
 
-    def _note(self, t: Any, array: Any) -> Any:
-        flat = array.reshape(-1)
-        if flat.nbytes <= SMALL:  # compared in place
-            return t, t.data_ptr(), t._version, bytearray(flat.tobytes()), memoryview(flat.view(np.uint8))
-        probe = flat[:: flat.size // PROBES]
-        return t, t.data_ptr(), t._version, probe.tobytes(), probe
+    def _note(self, t: Any) -> Any:
+        """What a change is seen by. Larger parameters are watched by the system; the others, and memory that another
+        process may write, are compared."""
+        memory = _bytes(t)
+        known = t, t.data_ptr(), _version(t)
+        if memory.nbytes > SMALL and not t.is_shared():
+            watch = Watch.of(memory.data, t.data_ptr())
+            if watch is not None:
+                return *known, watch, None
+            if not available():
+                words = memory[: memory.size // 8 * 8].view(np.uint64)
+                probe = words[:: words.size // PROBES]
+                return *known, probe.copy().data, probe.data
+        return *known, bytearray(memory), memory.data
 
     def _read(self, t: Any, order: tuple[int, ...] | None) -> Any:
         return _memory(t, order)
+
+
+def _version(t: Any) -> int | None:
+    """How often torch has written to a tensor; of one of inference mode it keeps no count."""
+    return None if t.is_inference() else t._version
+
+
+def _bytes(t: Any) -> np.ndarray:
+    """The memory from the first element of a tensor to its last."""
+    t = t.detach()
+    steps = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
+    room = torch.empty(0, dtype=torch.uint8)
+    start, size = t.storage_offset() * t.itemsize, steps * t.itemsize
+    made: np.ndarray = room.set_(t.untyped_storage(), start, (size,), (1,)).numpy()
+    return made
 
 
 def _memory(t: Any, order: tuple[int, ...] | None) -> np.ndarray:
@@ -181,13 +204,13 @@ class CudaProgram(TorchProgram):
     def _is_bound(self, args: Sequence[Any], bound: Sequence[Any]) -> bool:
         for source, (t, pointer, version) in zip(self.params, bound, strict=True):
             now = args[source.at]
-            if now.data_ptr() != pointer or now._version != version:
+            if now.data_ptr() != pointer or version is None or _version(now) != version:
                 return False
             del t  # kept, so that its memory is nobody else's
         return True
 
-    def _note(self, t: Any, array: Any) -> Any:
-        return t, t.data_ptr(), t._version
+    def _note(self, t: Any) -> Any:
+        return t, t.data_ptr(), _version(t)
 
     def _read(self, t: Any, order: tuple[int, ...] | None) -> Any:
         given = t.detach()

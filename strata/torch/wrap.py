@@ -31,7 +31,10 @@ class StrataModule(torch.nn.Module):
                     f"wrap: parameter {name!r} has no value yet: use set_param", code="O662", place=here()
                 )
             t = to_tensor(np.array(given))
-            self._fields[name] = name.replace(".", "_")
+            field = name.replace(".", "_")
+            while hasattr(self, field):  # another parameter's, or a method's
+                field += "_"
+            self._fields[name] = field
             self.register_parameter(self._fields[name], torch.nn.Parameter(t, requires_grad=t.is_floating_point()))
         open_graph = promote_params(source, list(compiled.params)) if compiled.params else source
         self._call = _Differentiable(open_graph, session)

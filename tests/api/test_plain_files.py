@@ -155,6 +155,7 @@ ALLOWED = {
     "core/processors.py": "of the system's",
     "core/target.py": "of the system's",
     "cli/doctor.py": "of the system's",
+    "torch/writes.py": "of the system's",
     "cache/sources.py": "the package's own",
     "cache/store.py": "locks, which are opened for writing and without waiting",
     "viewer/page.py": "the package's own",

@@ -139,3 +139,35 @@ def test_rows_that_a_mask_picks(shape: tuple[int, ...], accumulate: bool) -> Non
     if shape == (3, 5):
         with pytest.raises(RuntimeError, match="shape mismatch"):
             run(x, torch.ones(2, 4, dtype=torch.bool), v)
+
+
+@pytest.mark.parametrize("power", [-1, -2])
+def test_integers_to_a_negative_power(power: int) -> None:
+    x = torch.tensor([2, 1, -1])
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        torch.compile(lambda x: x**power, backend="strata")(x)
+    torch.testing.assert_close(strict(lambda x: x.float() ** power)(x), x.float() ** power)
+
+
+def test_asserts_in_a_program() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x > 0).all(), "positive only")
+        return x + 1
+
+    run = strict(f)
+    torch.testing.assert_close(run(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="positive only"):
+        run(-torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_numbers_at_the_edge(dtype: torch.dtype) -> None:
+    """What torch makes of nan, infinities and zeros of either sign."""
+    x = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.0, -2.5, 0.5], dtype=dtype)
+
+    def f(x: torch.Tensor) -> Any:
+        powers = [x**p for p in (0.5, -0.5, -1, -2, 2, 3, 1.5)]
+        return *powers, torch.sign(x), torch.sgn(x), torch.heaviside(x, x.flip(0)), x.sign().add(1)
+
+    for found, expected in zip(strict(f)(x), f(x), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)

@@ -197,3 +197,53 @@ def test_numbers_by_size_and_angle() -> None:
     size, angle = torch.rand(4), torch.randn(4)
     found = st.torch.load(Polar(), (size, angle))(size.numpy(), angle.numpy())
     np.testing.assert_allclose(found, torch.polar(size, angle).numpy(), rtol=1e-6)
+
+
+def test_casts_of_an_exported_program() -> None:
+    """`torch.export` states what it knew of a tensor in front of each cast."""
+
+    class Casts(torch.nn.Module):
+        def forward(self, x: Any, i: Any) -> Any:
+            return x.to(torch.float64), i.float() + 1, x.half(), x.to(i.device)
+
+    x, i = torch.randn(3), torch.arange(3)
+    for found, expected in zip(st.torch.load(Casts(), (x, i))(x, i), Casts()(x, i), strict=True):
+        torch.testing.assert_close(torch.as_tensor(found), expected)
+
+
+def test_a_model_keeps_its_weights() -> None:
+    """The module goes on without it, all of it."""
+    model, x = small(), torch.randn(4, 8)
+    loaded, expected = st.torch.load(model, (x,)), model(x).detach().numpy()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1)
+    np.testing.assert_allclose(loaded(x.numpy()), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_inputs_that_change_are_written(kind: str) -> None:
+    class Changes(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            x[1:].add_(1)
+            return {"a": x * 2 + y}
+
+    x, y = torch.randn(3, 2), torch.randn(3, 2)
+    loaded = st.torch.load(torch.export.export(Changes(), (x.clone(), y)))
+    given = x.clone() if kind == "tensor" else x.numpy().copy()
+    found = loaded.run(x=given, y=y)
+    expected = Changes()(x, y)
+    assert list(found) == ["a"]
+    np.testing.assert_allclose(np.asarray(found["a"]), expected["a"].numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(given), x.numpy())
+
+
+def test_parameters_whose_names_differ_by_a_dot() -> None:
+    """`a.b` and `a_b` are two parameters of a wrapped graph, and one called as a method is no method."""
+    g = st.Graph("names")
+    x = g.input("x", (2,), st.f32)
+    params = {name: g.param(name, (2,), st.f32) for name in ("a.b", "a_b", "forward")}
+    g.outputs(x * params["a.b"] + params["a_b"] * params["forward"])
+    compiled = st.Session("cpu").compile(g)
+    compiled.set_params({"a.b": np.float32([1, 2]), "a_b": np.float32([3, 4]), "forward": np.float32([5, 6])})
+    torch.testing.assert_close(st.torch.wrap(compiled)(torch.ones(2)), torch.tensor([16.0, 26.0]))

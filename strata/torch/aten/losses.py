@@ -1,11 +1,13 @@
-"""Losses that check what they are given."""
+"""Losses that check what they are given, and checks that stand alone."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from strata import ops
 from strata.core import TensorType
 from strata.mir import Value
-from strata.torch.aten.promotion import value
+from strata.torch.aten.promotion import as_truth, value
 from strata.torch.table import Checked, aten
 
 NONE, MEAN = 0, 1  # torch's numbers of reductions
@@ -31,3 +33,13 @@ def binary_cross_entropy(
     loss = (target - one) * ops.maximum(ops.log1p(-x), least) - target * ops.maximum(ops.log(x), least)
     loss = loss if weight is None else loss * weight
     return Checked(_reduced(loss, reduction), outside(x), "all elements of input should be between 0 and 1")
+
+
+@aten("_assert_tensor_metadata")
+def assert_kind(out: None, x: Value, *told: Any, **more: Any) -> None:
+    """What `torch.export` knew of a tensor in front of a cast: the type of a value says as much."""
+
+
+@aten("_assert_async.msg")
+def assert_true(out: None, x: Value, told: str) -> Checked:
+    return Checked(None, ops.any(ops.logical_not(as_truth(x))), told, needed=True)

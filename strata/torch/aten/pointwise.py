@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from strata import ops
-from strata.core import TensorType, bool_
+from strata.core import SymExpr, TensorType, bool_, bounds, f16
 from strata.mir import METHODS, Value
 from strata.torch.aten.backward import derivative
 from strata.torch.aten.promotion import as_truth, common, floating, in_common_type, in_result_type, value
-from strata.torch.table import aten, enter
+from strata.torch.table import Unsupported, aten, enter
 
 _FAMILY = "pointwise"
 
@@ -17,7 +17,7 @@ _FAMILY = "pointwise"
 _SAME = (
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2",
     "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "erf", "erfc", "sigmoid", "reciprocal", "digamma",
-    "lgamma", "sign", "ceil", "floor", "trunc", "round", "relu", "selu", "square",
+    "lgamma", "ceil", "floor", "trunc", "round", "relu", "selu", "square",
 )  # fmt: skip
 _RENAMED = {
     "neg": "negative", "hardsigmoid": "hard_sigmoid", "hardswish": "hard_swish", "silu": "silu", "mish": "mish",
@@ -33,8 +33,7 @@ _BINARY = {
     "fmod.Scalar": "fmod", "remainder.Tensor": "remainder", "remainder.Scalar": "remainder",
     "remainder.Scalar_Tensor": "remainder", "atan2": "arctan2", "hypot": "hypot", "copysign.Tensor": "copysign",
     "copysign.Scalar": "copysign", "logaddexp": "logaddexp", "gcd": "gcd",
-    "lcm": "lcm", "heaviside": "heaviside", "pow.Tensor_Tensor": "power",
-    "pow.Scalar": "power", "pow.Tensor_Scalar": "power",
+    "lcm": "lcm", "pow.Tensor_Tensor": "power", "pow.Scalar": "power",
     "__lshift__.Scalar": "bitwise_left_shift", "__lshift__.Tensor": "bitwise_left_shift",
     "__rshift__.Scalar": "bitwise_right_shift", "__rshift__.Tensor": "bitwise_right_shift",
     "bitwise_left_shift.Tensor": "bitwise_left_shift", "bitwise_right_shift.Tensor": "bitwise_right_shift",
@@ -43,6 +42,37 @@ _BINARY = {
 }  # fmt: skip
 for _name, _ours in _BINARY.items():
     enter((_name,), in_result_type(METHODS[_ours]), _FAMILY)
+
+
+@aten("pow.Tensor_Scalar")
+def power(out: TensorType, x: Any, exponent: Any) -> Value:
+    """x to a power. For integers torch refuses one that is negative; for others it has roots, which differ from powers
+    at -inf and -0."""
+    if out.dtype.is_int and (bounds(exponent)[0] if isinstance(exponent, SymExpr) else exponent) < 0:
+        raise Unsupported("integers to a negative power")
+    if out.dtype.is_inexact and out.dtype is not f16 and exponent in (0.5, -0.5):
+        return in_result_type(ops.sqrt if exponent > 0 else ops.rsqrt)(out, x)
+    return in_result_type(ops.power)(out, x, exponent)
+
+
+def _or_zero(of: Value, made: Value) -> Value:
+    """What was made of a number, and zero of what is none."""
+    return ops.where(ops.equal(of, of), made, value(0, made.dtype)) if of.dtype.is_inexact else made
+
+
+@aten("sign")
+def sign(out: TensorType, x: Value) -> Value:
+    """-1, 0 or 1; of nan, zero."""
+    x = value(x, out.dtype)
+    return _or_zero(x, ops.sign(x))
+
+
+@aten("heaviside")
+def heaviside(out: TensorType, x: Any, at_zero: Any) -> Value:
+    """0 below zero and 1 above; of nan, zero."""
+    x = value(x, out.dtype)
+    return _or_zero(x, ops.heaviside(x, value(at_zero, out.dtype)))
+
 
 for _name, _ours in {
     "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
@@ -235,7 +265,7 @@ def conj(out: TensorType, x: Value) -> Value:
 @aten("sgn")
 def sgn(out: TensorType, x: Value) -> Value:
     if not x.dtype.is_complex:
-        return ops.sign(x)
+        return sign(out, x)
     size = ops.abs(x)
     zero = value(0, size.dtype)
     unit = ops.divide(x, value(ops.where(ops.equal(size, zero), value(1, size.dtype), size), x.dtype))

@@ -1,0 +1,174 @@
+"""Parameters that are packed, and every way to change them: none goes unseen, however few elements it touches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import strata as st
+from strata.torch import options as torch_options
+from strata.torch import program, writes
+
+SIZE = 300  # 360 KB: larger than what is compared whole
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    st.torch.register()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    return torch.compile(model, backend="strata", options={"strict": True, **options})
+
+
+def one_element(w: torch.Tensor) -> None:
+    w.data[203, 17] += 5
+
+
+def by_numpy(w: torch.Tensor) -> None:
+    w.detach().numpy()[71, 2:4] += 3
+
+
+def by_a_file(w: torch.Tensor) -> None:
+    """The system itself writes."""
+    bits = memoryview(w.detach().numpy().reshape(-1)).cast("B")
+    reader, writer = os.pipe()
+    os.write(writer, np.float32([7, 8]).tobytes())
+    with os.fdopen(reader, "rb", buffering=0) as file:
+        file.readinto(bits[SIZE * 400 : SIZE * 400 + 8])  # type: ignore[call-overload]
+    os.close(writer)
+
+
+@pytest.mark.parametrize("change", [one_element, by_numpy, by_a_file])
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_few_elements(change: Callable[[Any], None], tells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not tells:
+        for module in (torch_options, program):
+            monkeypatch.setattr(module, "available", lambda: False)
+    model, x = torch.nn.Linear(SIZE, SIZE), torch.randn(3, SIZE)
+    run = compiled(model)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(run(x), model(x))
+            change(model.weight)
+            torch.testing.assert_close(run(x), model(x))
+
+
+def test_packed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system tells nothing and packing was asked for, places are compared: what changes a whole parameter is
+    seen."""
+    monkeypatch.setattr(program, "available", lambda: False)
+    monkeypatch.setattr(writes.Watch, "of", lambda memory, address: None)
+    model, x = torch.nn.Linear(SIZE, SIZE), torch.randn(3, SIZE)
+    run = compiled(model, freeze=True)
+    with torch.no_grad():
+        run(x)
+        bound = program.TorchProgram._note(None, model.weight)  # type: ignore[arg-type]
+        assert bound[3] == bound[4]
+        model.weight.data.mul_(2)
+        assert bound[3] != bound[4]
+        torch.testing.assert_close(run(x), model(x))
+
+
+def test_programs_that_share_a_parameter() -> None:
+    """One that reads it again does not make the other forget that it has to."""
+    model, x = torch.nn.Linear(SIZE, SIZE), torch.randn(3, SIZE)
+    first, second = compiled(model), compiled(lambda x: model(x).sin())
+    with torch.no_grad():
+        first(x), second(x)
+        one_element(model.weight)
+        torch.testing.assert_close(second(x), model(x).sin())
+        torch.testing.assert_close(first(x), model(x))
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_parameters_of_inference_mode(strided: bool) -> None:
+    """They count no writes. A view with gaps is copied to be read, and watched where it lies."""
+    with torch.inference_mode():
+        model, x = torch.nn.Linear(SIZE, SIZE), torch.randn(3, SIZE)
+        if strided:
+            model.weight = torch.nn.Parameter(torch.randn(SIZE, 2 * SIZE)[:, ::2], requires_grad=False)
+        run = compiled(model)
+        for change in (None, one_element, by_numpy):
+            if change is not None:
+                change(model.weight) if not strided else model.weight[203, 17].add_(5)
+            torch.testing.assert_close(run(x), model(x))
+        model.bias[2] = 9
+        torch.testing.assert_close(run(x), model(x))
+
+
+def test_memory_of_another_process() -> None:
+    """What another process writes is seen as well: such memory is compared."""
+    model, x = torch.nn.Linear(SIZE, SIZE).share_memory(), torch.randn(3, SIZE)
+    run = compiled(model)
+    with torch.no_grad():
+        run(x)
+        if (child := os.fork()) == 0:
+            model.weight.detach().numpy()[250, 9] += 4
+            os._exit(0)
+        os.waitpid(child, 0)
+        torch.testing.assert_close(run(x), model(x))
+
+
+watched = pytest.mark.skipif(not writes.available(), reason="the system does not tell of writes")
+
+
+def watch(array: np.ndarray) -> Any:
+    return writes.Watch.of(memoryview(array.reshape(-1).view(np.uint8)), array.ctypes.data)
+
+
+@watched
+@pytest.mark.parametrize("at", [0, 1, 5_000, 99_998, 99_999])
+def test_any_byte(at: int) -> None:
+    array = np.zeros(100_000, np.uint8)
+    seen = watch(array)
+    assert not seen.is_written()
+    assert array.sum() == 0  # reading is no write
+    assert not seen.is_written()
+    array[at] = 1
+    assert seen.is_written()
+    assert not watch(array).is_written()
+
+
+@watched
+@pytest.mark.parametrize("mode", ["r+", "c"])
+def test_memory_of_a_file(mode: Any, tmp_path: Path) -> None:
+    np.zeros(100_000, np.uint8).tofile(tmp_path / "file")
+    array = np.memmap(tmp_path / "file", np.uint8, mode)
+    seen = watch(array)
+    assert not seen.is_written()
+    array[50_000] = 1
+    assert seen.is_written()
+
+
+@watched
+def test_a_watch_of_a_part() -> None:
+    array = np.zeros(100_000, np.uint8)
+    whole, array[70_000] = watch(array), 1
+    part = watch(array[60_000:])
+    assert whole.is_written()
+    assert not part.is_written()
+    array[10_000] = 1
+    assert not part.is_written()
+
+
+@watched
+def test_a_forked_process_watches_its_own_memory() -> None:
+    array = np.zeros(100_000, np.uint8)
+    seen = watch(array)
+    if (child := os.fork()) == 0:
+        own = watch(array)
+        before, array[50_000] = own.is_written(), 1
+        os._exit(0 if seen.is_written() and not before and own.is_written() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not seen.is_written()
