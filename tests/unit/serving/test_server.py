@@ -247,6 +247,7 @@ class Words(Encoder):
     def __init__(self) -> None:
         self._tokenizer = self  # type: ignore[assignment]
         self.config = SimpleNamespace(vocab=1 << 20, labels=0)  # type: ignore[assignment]
+        self.pooling, self.normalize, self._folder = "mean", True, None
 
     def encode_batch(self, texts: Any, limit: int | None = None) -> list[list[int]]:
         return [[ord(c) for c in text[:limit]] for text in texts]
