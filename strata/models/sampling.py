@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from strata.arguments import hot
 from strata.core import here
 from strata.errors import DTypeError, OptionError, RunError, ShapeError
 from strata.models.generating.filters import (
@@ -98,6 +99,7 @@ class Sampler:
         """The random numbers of one generation: the same for the same seed."""
         return SampleStream(np.random.Philox(self.seed))
 
+    @hot
     def choose(
         self, logits: np.ndarray, before: Sequence[int], numbers: np.random.Generator, *, start: int = 0,
         allowed: np.ndarray | None = None,
@@ -159,6 +161,7 @@ class Sampler:
             )
         return logits, best
 
+    @hot
     def penalised(self, logits: np.ndarray, before: Sequence[int], *, start: int = 0) -> np.ndarray:
         """Logits, or their logarithms of probabilities, after penalties and biases: themselves where there are none."""
         _check_logits(logits)

@@ -72,13 +72,31 @@ class Batcher:
                 f"a chunk of {self.chunk} tokens, cut at {self.grain}, is never filled", code="O603",
             )  # fmt: skip
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt that is short, and of a chunk of one that is not."""
+        return self.chunk or self.max_tokens
+
+    def is_short(self, prompt: Prefill[T]) -> bool:
+        """Whether what is left of a prompt does not keep others waiting."""
+        return prompt.total - prompt.done <= self.longest
+
+    def parts(self, piece: PrefillChunk[T]) -> list[PrefillChunk[T]]:
+        """A chunk of a prompt in parts that are no longer than the longest short one, or hardly."""
+        found, start = [], piece.start
+        while piece.end - start > self.longest + self.least:
+            end = (start + self.longest) // self.grain * self.grain
+            found.append(PrefillChunk(piece.item, start, end, False))
+            start = end
+        return [*found, PrefillChunk(piece.item, start, piece.end, piece.is_last)]
+
     def build(self, decodes: Sequence[T], prefills: deque[Prefill[T]], *, spares: bool = False) -> Batch[T]:
         """The next step. Prompts that are read to their end leave the queue. If it `spares` the others, long prompts
         take no part in it."""
         first = tuple(decodes[: min(self.max_tokens, self.max_entries)])
         room, entries = self.max_tokens - len(first), self.max_entries - len(first)
-        chunk = self.chunk or self.max_tokens
-        long = [p for p in prefills if self.chunk is not None and p.total - p.done > chunk]
+        chunk = self.longest
+        long = [p for p in prefills if self.chunk is not None and not self.is_short(p)]
         if not long or (not first and len(prefills) == 1):
             pieces = self._cut(prefills, room, entries)
         else:

@@ -30,6 +30,7 @@ from strata.models import PAGE, Decoder, Grammar, PagedCache, Sampler, Speech
 from strata.serving.adapters import AdapterQueue
 from strata.serving.batching import LEAST, Batch, Prefill, PrefillChunk, exact_batcher
 from strata.serving.courtesy import Courtesy
+from strata.serving.fairness import FairShare
 from strata.serving.generation import Generation
 from strata.serving.host_steps import HostSteps
 from strata.serving.limits import ON_DEVICE, ON_HOST, Limits, usual_tokens
@@ -103,6 +104,7 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.limit = queue
         self.courtesy = Courtesy()  # to what other threads do for requests
+        self.fair = FairShare()
         self._batcher = exact_batcher(max_tokens, max_requests, usual.chunks)
         self._waiting: AdapterQueue[Generation] = AdapterQueue(max_requests, known=self.adapters)
         self._reading: deque[Prefill[Generation]] = deque()
@@ -167,6 +169,8 @@ class Engine:
                 raise RunError("engine: it is closed", code="X602")
             self._make_room(client)
             self._waiting.put(made, adapter, client=client, priority=priority, cost=len(ids))
+            if len(ids) <= self._batcher.longest:
+                self.fair.comes()
             self.metrics.count("requests")
             self.metrics.count("prompt_tokens", len(ids))
             self._changed.notify_all()
@@ -281,15 +285,20 @@ class Engine:
             self.metrics.set("active" if name == "running" else name, value)
         ready = [g for g in self._running if g.can_go_on(self.model.context)]
         most = self._batcher.max_entries - (1 if self._reading and self._batcher.max_entries > 1 else 0)
+        reading = deque(in_turn(self._reading, lambda p: p.item.client))
+        spares = self._spared < SPARED
+        alone = None  # on a device, many rows take hardly longer than one
+        if self._overlap is None and (alone := self.fair.alone(ready, reading, self._batcher, spares=spares)):
+            ready, reading = alone.rows, deque(alone.prompts)
         chosen = next_turns(ready, most, self._batcher.max_entries, self._steps)
-        if len(self._reading) > 1:
-            self._reading = deque(in_turn(self._reading, lambda p: p.item.client))
         self._steps += 1
         for request in chosen:
             request.last_step = self._steps
             self._waiting.charge(request.client, 1)
-        batch = self._batcher.build(chosen, self._reading, spares=self._spared < SPARED)
-        self._spared = 0 if any(not p.is_last for p in batch.pieces) else self._spared + 1
+        batch = self._batcher.build(chosen, reading, spares=spares)
+        self._reading = deque(p for p in self._reading if p.done < p.total) if alone else reading
+        if not alone:
+            self._spared = 0 if any(not p.is_last for p in batch.pieces) else self._spared + 1
         return batch
 
     @property
@@ -414,6 +423,13 @@ class Engine:
         self.metrics.count("preemptions")
 
     # ------------------------------------------------------------------------------------------------------ prefill
+
+    def _put_back(self, pieces: Sequence[PrefillChunk[Generation]]) -> None:
+        """Chunks of prompts that a step has not come to are read later, before others."""
+        with self._changed:
+            first = {piece.item.number: piece for piece in reversed(pieces) if piece.item.table is not None}
+            left = [Prefill(p.item, len(p.item.prompt_ids), p.start) for p in reversed(first.values())]
+            self._reading = deque([*left, *(p for p in self._reading if p.item.number not in first)])
 
     def _shared_start(self, piece: PrefillChunk[Generation]) -> int | None:
         """Where a chunk of a prompt starts, less what others have read by now; None where nothing is left."""

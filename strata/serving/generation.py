@@ -149,6 +149,7 @@ class Generation:
         """Whether it may need a token beyond those that are chosen, and those that steps under way choose."""
         return len(self.tokens) + self.ahead < self.max_tokens and len(self._history) + self.ahead <= context
 
+    @untouched
     def push(self, logits: np.ndarray, ends: Sequence[int], context: int) -> int | None:
         """Choose the next token and say what can be said; None where it ends with it, for the reason in `ending`."""
         try:

@@ -31,10 +31,21 @@ class HostSteps:
         self._engine, self._together = engine, together
 
     def step(self, batch: Batch[Generation]) -> None:
-        """Decode, then read prompts."""
-        self._decode(batch.decodes)
-        for piece in batch.pieces:
-            self.read_piece(piece)
+        """Decode, then read prompts; what is left of them waits where a request comes that goes first."""
+        engine, fair = self._engine, self._engine.fair
+        start = fair.clock()
+        if batch.decodes:
+            self._decode(batch.decodes)
+            fair.decoded(len(batch.decodes), fair.clock() - start)
+        parts = [part for piece in batch.pieces for part in engine._batcher.parts(piece)]
+        for at, part in enumerate(parts):
+            if (at or batch.decodes) and fair.ends_early():
+                engine._put_back(parts[at:])
+                return
+            start, tokens = fair.clock(), part.end - part.start
+            is_short = len(part.item.prompt_ids) - part.start <= engine._batcher.longest
+            self.read_piece(part)
+            fair.has_read(tokens, fair.clock() - start, is_short=is_short)
 
     def _decode(self, requests: Sequence[Generation]) -> None:
         alone: list[tuple[Generation, list[int]]] = []

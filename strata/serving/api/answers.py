@@ -74,6 +74,7 @@ class Collected:
     """All of one choice."""
 
     text: str = ""
+    said: list[Said] = field(default_factory=list)  # the text in its pieces
     scores: list[TokenScore] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     reason: str = "stop"
@@ -86,6 +87,7 @@ def collect(generation: Generation, style: ToolStyle | None = None) -> Collected
         match event:
             case Said(text, scores):
                 made.text += text
+                made.said.append(event)
                 made.scores += scores
             case Call():
                 made.calls.append(event)
@@ -132,7 +134,7 @@ class TextAnswer:
         self._readers = [Reader(g, style) for g in generations]
         self._begun = self._over = False
         self._calls = [0] * len(generations)
-        self._offsets = [0] * len(generations)
+        self._offsets: list[int | None] = [None] * len(generations)  # where the text ends that was streamed
 
     # ----------------------------------------------------------------------------------------------------------- whole
 
@@ -144,7 +146,7 @@ class TextAnswer:
             if self._chat is None:
                 shown = self._shown_prompt(i)
                 said["text"] = shown + found.text
-                said["logprobs"] = self._text_scores(i, found.scores, first=True)
+                said["logprobs"] = self._all_text_scores(i, found.said)
             else:
                 message: dict[str, Any] = {"role": "assistant", "content": found.text, "refusal": None}
                 if found.calls:
@@ -182,10 +184,10 @@ class TextAnswer:
             case Said(text, scores):
                 if self._chat is not None:
                     return self._part(i, {"content": text}, None, self._chat_scores(scores))
-                first = not self._offsets[i]
-                shown = self._shown_prompt(i) if first else ""
-                marks = self._text_scores(i, scores, first=first)
-                self._offsets[i] += len(shown) + len(text)
+                at = self._offsets[i]
+                shown = self._shown_prompt(i) if at is None else ""
+                marks = self._text_scores(i, event, at)
+                self._offsets[i] = (at or 0) + len(shown) + len(text)
                 return self._part(i, shown + text, None, marks)
             case Call():
                 self._calls[i] += 1
@@ -215,23 +217,45 @@ class TextAnswer:
             return None
         return {"content": shown_scores(self._tokenizer, scores), "refusal": None}
 
-    def _text_scores(self, i: int, scores: Sequence[TokenScore], *, first: bool) -> dict[str, Any] | None:
+    def _all_text_scores(self, i: int, said: Sequence[Said]) -> dict[str, Any] | None:
+        """Scores of a whole text: those of its pieces, as they are streamed."""
+        made = self._text_scores(i, said[0] if said else Said("", ()), None)
+        if made is not None and said:
+            at = len(self._shown_prompt(i)) + len(said[0].text)
+            for piece in said[1:]:
+                more = self._text_scores(i, piece, at) or {}
+                made = {name: values + more[name] for name, values in made.items()}
+                at += len(piece.text)
+        return made
+
+    def _text_scores(self, i: int, said: Said, at: int | None) -> dict[str, Any] | None:
+        """Scores of a piece of a text and where its tokens begin there; of the first one, `at` None, with the prompt.
+
+        No token begins behind the end of its piece: one may show nothing, or half a character.
+        """
         if self.request.options.logprobs is None:
             return None
-        made: list[TokenScore | None] = list(scores)
-        generation = self.generations[i]
-        tokens = [s.token for s in scores]
-        if first and isinstance(self.request, TextRequest) and self.request.echo:
-            made = [*generation.prompt_scores, *made]
-            tokens = [*generation.prompt_ids, *tokens]
-        texts = [self._token(t) for t in tokens]
-        offsets, at = [], self._offsets[i]
-        for text in texts:
-            offsets.append(at)
-            at += len(text)
+        generation, scores = self.generations[i], list[TokenScore | None](said.scores)
+        tokens = [s.token for s in said.scores]
+        texts, offsets = [self._token(t) for t in tokens], []
+        if at is None and isinstance(self.request, TextRequest) and self.request.echo:
+            shown = [self._token(t) for t in generation.prompt_ids]
+            at = len(self._shown_prompt(i))
+            offsets = _places(shown, 0, at)
+            scores, texts = [*generation.prompt_scores, *scores], [*shown, *texts]
+        offsets += _places(texts[len(offsets) :], at or 0, (at or 0) + len(said.text))
         tops = []
-        for s in made:
+        for s in scores:
             top = {} if s is None else {self._token(t): p for t, p in reversed((*s.top, (s.token, s.logprob)))}
             tops.append(None if s is None or not self.request.options.logprobs else top)
-        return {"tokens": texts, "token_logprobs": [None if s is None else s.logprob for s in made],
+        return {"tokens": texts, "token_logprobs": [None if s is None else s.logprob for s in scores],
                 "top_logprobs": tops, "text_offset": offsets}  # fmt: skip
+
+
+def _places(texts: Sequence[str], at: int, end: int) -> list[int]:
+    """Where texts begin that follow each other, in a text that ends somewhere."""
+    found = []
+    for text in texts:
+        found.append(min(at, end))
+        at += len(text)
+    return found

@@ -329,3 +329,24 @@ def tiny_folder(folder: Path) -> None:
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     inner.save(str(folder / "tokenizer.json"))
     assert os.listdir(folder)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_of_tokens_in_a_stream(chat_model: Callable[[], Decoder], echo: bool) -> None:
+    """They are places in the text, also of tokens that show half a character or nothing, as in a whole answer."""
+    with Server(Service(Engine(chat_model()), name="tiny"), port=0) as server:
+        for seed in range(20):
+            body = {"prompt": "é!", "max_tokens": 40, "seed": seed, "logprobs": 1, "echo": echo, "n": 2}
+            whole = ask(server.url, TEXT, body)["choices"]
+            parts = [c for p in events(server, TEXT, body) for c in p["choices"]]
+            for choice in whole:
+                mine = [c for c in parts if c["index"] == choice["index"]]
+                text, marks = "".join(c["text"] for c in mine), choice["logprobs"]
+                assert text == choice["text"]
+                for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+                    assert [x for c in mine if c["logprobs"] for x in c["logprobs"][name]] == marks[name]
+                assert marks["text_offset"] == sorted(marks["text_offset"])
+                assert marks["text_offset"][-1] <= len(text)
+                if not any("\ufffd" in t or t.startswith("<|") for t in marks["tokens"]):
+                    places = zip(marks["tokens"], marks["text_offset"], strict=True)
+                    assert all(text.startswith(t, at) for t, at in places)
