@@ -157,6 +157,23 @@ def compressed_dense(bits: int, groups: str) -> Callable[..., Packed]:
     return made
 
 
+def one_zero_point(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    """One scale and one zero point for a whole matrix, the zero point with its sign."""
+    codes, scale = rng.integers(0, 16, shape, np.uint8), np.array([3e-3], np.float32)
+    parts = {"weight_packed": dense(codes, 4), "weight_shape": np.array(shape), "weight_scale": scale,
+             "weight_zero_point": np.array([-3], np.int8)}  # fmt: skip
+    return parts, (codes - np.float32(5)) * scale
+
+
+def bytes_in_order(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    """Bytes whose columns belong to groups in any order."""
+    codes = rng.integers(-127, 128, shape).astype(np.int8)
+    place = rng.permutation(np.arange(shape[1]) // 64)
+    scale = (rng.random((shape[0], shape[1] // 64)) * 1e-3 + 1e-3).astype(np.float32)
+    parts: dict[str, np.ndarray] = {"weight": codes, "weight_scale": scale, "weight_g_idx": place.astype(np.int32)}
+    return parts, codes.astype(np.float32) * scale[:, place]
+
+
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -305,6 +322,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[..., Packed]]] = {
     "compressed int3": (groups_of("pack-quantized", num_bits=3), compressed_dense(3, "channel")),
     "compressed int6 in groups": (
         groups_of("pack-quantized", num_bits=6, group_size=96), compressed_dense(6, "group")),
+    "compressed int4, one zero point": (groups_of("pack-quantized", num_bits=4, symmetric=False), one_zero_point),
+    "compressed int8, act-order": (groups_of("int-quantized", num_bits=8, group_size=64), bytes_in_order),
     "compressed int8, one scale": (groups_of("int-quantized", num_bits=8), one_scale),
     "compressed fp8 in squares": (
         groups_of("float-quantized", num_bits=8, block_structure=[128, 128]), squares(128, "weight_scale")),
@@ -391,6 +410,30 @@ def test_what_is_not_known_is_named(settings: Any, said: str, rng: np.random.Gen
     packed, _ = model_tensors(awq, rng)
     with pytest.raises(FileError, match=said):
         packed_weights(packed, settings)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "array", "said"),
+    [
+        ("torchao int4", "mlp.up_proj._weight_act_pre_scale", np.ones(HIDDEN, np.float32), "is a part of a weight"),
+        ("awq", "mlp.up_proj.pre_quant_scale", np.ones(HIDDEN, np.float32), "is a part of a weight"),
+        ("bitsandbytes nf4", "mlp.up_proj.weight.outliers", np.ones(4, np.float32), "is a part of a weight"),
+        ("compressed nvfp4", "mlp.up_proj.weight_g_idx", np.zeros(HIDDEN, np.int32), "is a part of a weight"),
+        ("fp8", "mlp.experts.gate_up_proj", np.zeros((2, 4, 8), ml_dtypes.float8_e4m3fn), r"is f8e4m3\[2, 4, 8\]"),
+        ("compressed int8", "mlp.experts.down_proj", np.zeros((2, 4, 8), np.int8), r"is i8\[2, 4, 8\]"),
+    ],
+)
+def test_what_no_layout_has_is_named(
+    layout: str, name: str, array: np.ndarray, said: str, rng: np.random.Generator
+) -> None:
+    settings, make = LAYOUTS[layout]
+    packed, _ = model_tensors(make, rng)
+    base = "model.layers.0.mlp.up_proj"
+    beside = {f"{base}.{end}": np.ones(1, np.float32) for end in ("input_scale", "output_scale", "bias")}
+    beside[f"{base}.input_zero_point"] = beside["model.layers.0.self_attn.k_zero_point"] = np.zeros(1, np.int8)
+    assert packed_weights(packed | beside, settings)
+    with pytest.raises(FileError, match=f"model.layers.0.{name}' {said}"):
+        packed_weights(packed | {f"model.layers.0.{name}": array}, settings)
 
 
 def test_parts_that_do_not_fit_are_named(rng: np.random.Generator) -> None:
