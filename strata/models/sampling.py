@@ -66,6 +66,7 @@ class Sampler:
         check(0 < self.top_p <= 1, f"top_p {self.top_p} is not in (0, 1]")
         check(0 <= self.min_p <= 1, f"min_p {self.min_p} is not in 0..1")
         check(self.repetition_penalty > 0, f"repetition_penalty {self.repetition_penalty} is not positive")
+        check(self.seed is None or self.seed >= 0, f"seed {self.seed} is negative")
         for name in ("frequency_penalty", "presence_penalty"):
             check(abs(getattr(self, name)) <= 100, f"{name} {getattr(self, name)} is not within -100 to 100")
         check(self.no_repeat_ngram_size >= 0, f"no_repeat_ngram_size {self.no_repeat_ngram_size} is negative")
