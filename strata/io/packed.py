@@ -15,6 +15,7 @@ import numpy as np
 from strata.core import as_dtype
 from strata.errors import FileError
 from strata.io.gguf import GgufTensor
+from strata.io.mapped import release_pages
 from strata.ops import gguf_blocks
 
 Tensors = Mapping[str, Any]
@@ -57,6 +58,7 @@ class _Packed:
 
     def __init__(self, tensors: Tensors, settings: Mapping[str, Any], method: str) -> None:
         self.left, self.settings, self.method = dict(tensors), settings, method
+        self.taken: list[np.ndarray] = []  # by the weight that is being made
         self.weights = self._weight_settings()
         told = (settings, *self.weights)
         self.groups = tuple(
@@ -94,19 +96,27 @@ class _Packed:
                 ((name.removesuffix(e), r) for e, r in readers.items() if name.endswith(e)), (name, None)
             )
             if reader is not None:
-                found[f"{base}.weight"] = reader(base)
+                found[f"{base}.weight"] = self._done(reader(base))
             elif ".weight.quant_state.bitsandbytes__" in name:
                 base = name.partition(".weight.quant_state.")[0]
-                found[f"{base}.weight"] = self._four_bits(base, name)
+                found[f"{base}.weight"] = self._done(self._four_bits(base, name))
             elif self.method == "mxfp4" and name.endswith("_blocks"):
                 base = name.removesuffix("_blocks")
-                found[base] = self._power_blocks(base, *(self.take(f"{base}_{x}", "u8") for x in ("blocks", "scales")))
+                parts = (self.take(f"{base}_{x}", "u8") for x in ("blocks", "scales"))
+                found[base] = self._done(self._power_blocks(base, *parts))
         for name in [n for n in self.left if n.endswith(".weight")]:
             base, kind = name.removesuffix(".weight"), as_dtype(self.left[name].dtype).name
             if kind == "i8" or kind in FLOAT8:
-                found[name] = self._scaled(base)
+                found[name] = self._done(self._scaled(base))
         self._check_rest(found)
         return self.left | found
+
+    def _done(self, made: GgufTensor) -> GgufTensor:
+        """A weight that is made of copies: the pages of the file that its parts lie in are not needed any more."""
+        for part in self.taken:
+            release_pages(part)
+        self.taken.clear()
+        return made
 
     def _check_rest(self, found: Mapping[str, Any]) -> None:
         """Refuse what no reader took: numbers would be wrong without it."""
@@ -144,6 +154,7 @@ class _Packed:
             raise self.fail(f"{name!r} is {kind}{list(array.shape)}, not one of {kinds}{axes}")
         if not array.size:
             raise self.fail(f"{name!r} is empty: {kind}{list(array.shape)}")
+        self.taken.append(array)
         return array
 
     def whole(self, key: str, default: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from strata.errors import FileError
-from strata.io import GgufTensor, packed_weights, save_safetensors
+from strata.io import GgufTensor, load_safetensors, packed_weights, save_safetensors
 from strata.models import load
 from tests.unit.models import decoder_vectors as vectors
 
@@ -434,6 +435,29 @@ def test_what_no_layout_has_is_named(
     assert packed_weights(packed | beside, settings)
     with pytest.raises(FileError, match=f"model.layers.0.{name}' {said}"):
         packed_weights(packed | {f"model.layers.0.{name}": array}, settings)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "bitsandbytes nf4", "compressed fp8", "compressed mxfp4"])
+def test_the_file_does_not_stay_in_memory_beside_the_blocks(
+    layout: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    smaps = Path("/proc/self/smaps")
+    if not smaps.exists():
+        pytest.skip("only Linux tells which pages of a file are in memory")
+    settings, make = LAYOUTS[layout]
+    parts, _ = make(rng, (1024, 1024))
+    tensors = {f"{i}.up_proj.{end}": np.ascontiguousarray(part) for i in range(8) for end, part in parts.items()}
+    save_safetensors(tmp_path / "model.safetensors", tensors)
+    file = load_safetensors(tmp_path / "model.safetensors")
+    found = packed_weights(file, settings)
+    assert all(isinstance(t, GgufTensor) for t in found.values())
+    resident, is_ours = 0, False
+    for line in smaps.read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_ours = line.endswith(str(tmp_path / "model.safetensors"))
+        elif is_ours and line.startswith("Rss:"):
+            resident += int(line.split()[1]) << 10
+    assert resident < (tmp_path / "model.safetensors").stat().st_size / 4
 
 
 def test_parts_that_do_not_fit_are_named(rng: np.random.Generator) -> None:
