@@ -83,6 +83,10 @@ class GgufTensor:
     def is_plain(self) -> bool:
         return CODES.get(self.kind) in PLAIN
 
+    def move(self, data: np.ndarray) -> None:
+        """Have the same bytes at another place."""
+        object.__setattr__(self, "data", data)
+
     def dequantize(self) -> np.ndarray:
         """The numbers, in f32."""
         if self.is_plain:

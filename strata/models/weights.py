@@ -117,8 +117,10 @@ def _joined_rows(tensors: Sequence[GgufTensor]) -> np.ndarray:
     if rows is None:
         rows = np.concatenate([t.data for t in tensors])
         _JOINED[first] = others, ref(rows)
-        for tensor in tensors:
-            release_pages(tensor.data)
+        ends = np.cumsum([len(t.data) for t in tensors])
+        for tensor, part in zip(tensors, np.split(rows, ends[:-1]), strict=True):
+            if not release_pages(tensor.data):
+                tensor.move(part)  # it would be in memory twice
     return rows
 
 

@@ -12,9 +12,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from strata.core import f32
 from strata.errors import FileError
 from strata.io import GgufTensor, load_safetensors, packed_weights, save_safetensors
 from strata.models import load
+from strata.models.weights import WeightBuilder
 from tests.unit.models import decoder_vectors as vectors
 
 HIDDEN, INNER, VOCAB = 128, 256, 64
@@ -458,6 +460,21 @@ def test_the_file_does_not_stay_in_memory_beside_the_blocks(
         elif is_ours and line.startswith("Rss:"):
             resident += int(line.split()[1]) << 10
     assert resident < (tmp_path / "model.safetensors").stat().st_size / 4
+
+
+def test_weights_that_are_read_together_are_in_memory_once(rng: np.random.Generator) -> None:
+    settings, make = LAYOUTS["compressed fp8"]
+    packed, plain = model_tensors(make, rng)
+    weights = packed_weights(packed, settings)
+    builder = WeightBuilder("layer", weights)
+    x = builder.graph.input("x", (1, HIDDEN), f32)
+    names = [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"]
+    builder.linears(x, names, (HIDDEN, 64, 64), HIDDEN)
+    (rows,) = builder.bound.values()
+    for name in names:
+        tensor = weights[f"{name}.weight"]
+        assert np.shares_memory(tensor.data, rows)
+        np.testing.assert_allclose(tensor.dequantize(), plain[f"{name}.weight"], rtol=1e-5, atol=1e-6)
 
 
 def test_parts_that_do_not_fit_are_named(rng: np.random.Generator) -> None:
