@@ -477,6 +477,53 @@ def test_weights_that_are_read_together_are_in_memory_once(rng: np.random.Genera
         np.testing.assert_allclose(tensor.dequantize(), plain[f"{name}.weight"], rtol=1e-5, atol=1e-6)
 
 
+def with_order(base: Packed, place: np.ndarray) -> Packed:
+    """GPTQ's parts of a matrix whose columns belong to groups in this order."""
+    parts, numbers = base
+    groups = np.argsort(place, kind="stable")
+    codes = np.empty_like(numbers)
+    codes[:, groups] = numbers  # columns of one group lie together in the numbers
+    words_of = parts["qweight"].view(np.uint32)
+    nibbles = (words_of[:, None, :] >> (4 * np.arange(8, dtype=np.uint32))[None, :, None] & 15).reshape(len(place), -1)
+    moved = np.empty_like(nibbles)
+    moved[groups] = nibbles
+    packed = words(np.ascontiguousarray(moved.T), 4).T
+    return {**parts, "qweight": np.ascontiguousarray(packed), "g_idx": place.astype(np.int32)}, codes
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_experts_in_orders_of_their_own_stay_blocks(is_shared: bool, tmp_path: Path, rng: np.random.Generator) -> None:
+    """The two matrices that read one input have one order, in files of GPTQ; where they do not, they are widened."""
+    settings, experts = LAYOUTS["gptq act-order"][0], 3
+    plain: dict[str, Any] = {"model.embed_tokens.weight": rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)}
+    at = "model.layers.0."
+    for norm in ("model.norm", f"{at}input_layernorm", f"{at}post_attention_layernorm"):
+        plain[f"{norm}.weight"] = np.ones(HIDDEN, np.float32)
+    for norm in ("q_norm", "k_norm"):
+        plain[f"{at}self_attn.{norm}.weight"] = np.ones(32, np.float32)
+    for name in ("q", "k", "v", "o"):
+        shape = SHAPES[f"self_attn.{name}_proj"]
+        plain[f"{at}self_attn.{name}_proj.weight"] = rng.standard_normal(shape).astype(np.float32) / 10
+    plain[f"{at}mlp.gate.weight"] = rng.standard_normal((experts, HIDDEN)).astype(np.float32)
+    packed = dict(plain)
+    for expert in range(experts):
+        place = rng.permutation(np.arange(HIDDEN) // 64)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            place = place if is_shared and name != "down_proj" else rng.permutation(place)
+            parts, numbers = with_order(gptq(4, ordered=False)(rng, (HIDDEN, HIDDEN)), place)
+            base = f"{at}mlp.experts.{expert}.{name}"
+            plain[f"{base}.weight"] = numbers.astype(np.float32)
+            packed |= {f"{base}.{end}": part for end, part in parts.items()}
+    sizes = dict(model_type="qwen3_moe", num_hidden_layers=1, num_experts=experts, num_experts_per_tok=2,
+                 moe_intermediate_size=HIDDEN, head_dim=32, norm_topk_prob=True)  # fmt: skip
+    model = load(saved(tmp_path / "packed", packed, **sizes, quantization_config=settings), context=32)
+    kinds = [w.kind for n, w in model.weights().items() if ".experts." in n and isinstance(w, GgufTensor)]
+    assert kinds == ["u4_64h"] * (2 if is_shared else 1)
+    ids = np.arange(12, dtype=np.int32)[None]
+    wanted = load(saved(tmp_path / "plain", plain, **sizes), context=32).run(input_ids=ids)["logits"]
+    assert np.linalg.norm(model.run(input_ids=ids)["logits"] - wanted) <= 2e-4 * np.linalg.norm(wanted)
+
+
 def test_parts_that_do_not_fit_are_named(rng: np.random.Generator) -> None:
     settings, make = LAYOUTS["gptq act-order"]
     packed, _ = model_tensors(make, rng)
