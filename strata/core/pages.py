@@ -47,7 +47,7 @@ def give_back() -> None:
 def forget_pages(array: np.ndarray) -> bool:
     """Let go of the memory behind part of a file that is mapped for reading; it is read again if it is touched.
 
-    Whether the array is one.
+    True if the array is part of such a file.
     """
     base = array.base
     while isinstance(base, np.ndarray):

@@ -57,7 +57,7 @@ def typed_view(data: np.ndarray, start: int, dtype: np.dtype[Any], shape: tuple[
 def release_pages(array: np.ndarray) -> bool:
     """Let go of the memory behind part of a mapped file that has been copied; it is read again if it is touched.
 
-    Whether the array is one.
+    True if the array is part of such a file.
     """
     return forget_pages(array)
 
