@@ -44,22 +44,26 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def forget_pages(array: np.ndarray) -> None:
-    """Let go of the memory behind part of a file that is mapped for reading; it is read again if it is touched."""
+def forget_pages(array: np.ndarray) -> bool:
+    """Let go of the memory behind part of a file that is mapped for reading; it is read again if it is touched.
+
+    True if the array is part of such a file.
+    """
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base
     mapping = base.obj if isinstance(base, memoryview) else base
     if not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return
+        return False
     whole = np.frombuffer(mapping, np.uint8)  # an array over it may begin later
     if whole.flags.writeable:  # what was written is nowhere else
-        return
+        return False
     first = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
     start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
     if length > 0:
         mapping.madvise(mmap.MADV_DONTNEED, start, length)
+    return True
 
 
 def _private(size: int) -> mmap.mmap:

@@ -71,7 +71,8 @@ class GgufTensor:
     kind: str  # f32, bf16, q4_0, q4k, …
     shape: tuple[int, ...]
     data: np.ndarray
-    order: np.ndarray | None = None  # of the elements of x that columns belong to, where it is not their own
+    # of the elements of x that columns belong to, where it is not their own: [K], or of each matrix of a stack [E, K]
+    order: np.ndarray | None = None
 
     @property
     def scheme(self) -> schemes.Scheme | None:
@@ -83,6 +84,10 @@ class GgufTensor:
     def is_plain(self) -> bool:
         return CODES.get(self.kind) in PLAIN
 
+    def move(self, data: np.ndarray) -> None:
+        """Have the same bytes at another place."""
+        object.__setattr__(self, "data", data)
+
     def dequantize(self) -> np.ndarray:
         """The numbers, in f32."""
         if self.is_plain:
@@ -91,8 +96,9 @@ class GgufTensor:
             raise undecodable(f"gguf: tensor {self.name!r}", self.kind)
         found = gguf_blocks.decode(self.data, self.kind).reshape(self.shape)
         if self.order is not None:
+            order = self.order if self.order.ndim == 1 else self.order[:, None]  # of each matrix of a stack
             placed = np.empty_like(found)
-            placed[..., self.order] = found
+            np.put_along_axis(placed, np.broadcast_to(order, found.shape), found, -1)
             return placed
         return found
 

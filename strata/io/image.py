@@ -1,4 +1,4 @@
-"""Reading images: PNG here, with checked bounds; other formats need Pillow."""
+"""Reading images: most PNG files here, with checked bounds; others, and other formats, need Pillow."""
 
 from __future__ import annotations
 
@@ -32,13 +32,22 @@ def load_image(path: str | os.PathLike[str]) -> np.ndarray:
 def decode_image(data: bytes, name: str = "the image", *, most: int = MOST_PIXELS) -> np.ndarray:
     """An image from the bytes of its file, as `load_image` gives it; `name` is what an error calls it. One with more
     pixels than `most` is refused before it is unpacked."""
-    if data.startswith(SIGNATURE):
+    is_png = data.startswith(SIGNATURE)
+    if is_png and (_is_simple(data) or find_spec("PIL") is None):
         return decode_png(data, most=most)
     if find_spec("PIL") is None:
         raise FileError(
             f"{name} is not a PNG; other kinds need the package pillow", code="F150", fix="pip install pillow"
         )
     return _with_pillow(data, name, most)
+
+
+def _is_simple(data: bytes) -> bool:
+    """Whether `decode_png` reads the file: no interlacing, at most 8 bits a channel, nothing about its orientation."""
+    if len(data) < 33:
+        return True
+    depth, interlaced = data[24], data[28]
+    return depth <= 8 and not interlaced and b"eXIf" not in data
 
 
 def decode_png(data: bytes, *, most: int = MOST_PIXELS) -> np.ndarray:
@@ -149,13 +158,18 @@ def _on_white(pixels: np.ndarray) -> np.ndarray:
 
 
 def _with_pillow(data: bytes, name: str, most: int) -> np.ndarray:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(BytesIO(data)) as opened:
             if opened.width * opened.height > most:
                 raise FileError(f"{name} has {opened.width} x {opened.height} pixels, which are not read", code="F150")
-            return np.asarray(opened.convert("RGB"))
+            upright = ImageOps.exif_transpose(opened)
+            if upright.mode.startswith("I;16"):  # Pillow cuts off what is above 255
+                upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+            if upright.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in upright.info:
+                return _on_white(np.asarray(upright.convert("RGBA")))
+            return np.asarray(upright.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         if isinstance(error, FileError):
             raise

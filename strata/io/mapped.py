@@ -54,9 +54,12 @@ def typed_view(data: np.ndarray, start: int, dtype: np.dtype[Any], shape: tuple[
     return part.view(dtype).reshape(shape)
 
 
-def release_pages(array: np.ndarray) -> None:
-    """Let go of the memory behind part of a mapped file that has been copied; it is read again if it is touched."""
-    forget_pages(array)
+def release_pages(array: np.ndarray) -> bool:
+    """Let go of the memory behind part of a mapped file that has been copied; it is read again if it is touched.
+
+    True if the array is part of such a file.
+    """
+    return forget_pages(array)
 
 
 def replace_file(path: PathLike, what: str, write: Callable[[BinaryIO], None]) -> None:

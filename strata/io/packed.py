@@ -15,6 +15,7 @@ import numpy as np
 from strata.core import as_dtype
 from strata.errors import FileError
 from strata.io.gguf import GgufTensor
+from strata.io.mapped import release_pages
 from strata.ops import gguf_blocks
 
 Tensors = Mapping[str, Any]
@@ -29,6 +30,11 @@ PARTS: Final = (
     ".scale_packed", ".compressed", ".bitmask", ".absmax",
 )  # fmt: skip
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each four bits of a word
+# parts of a layer beside its weight: what is added, and scales that only inputs and results are rounded with
+BESIDE: Final = (
+    "bias", "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
+    "_weight_act_scale", "_weight_act_quant_scale", "_weight_act_quant_zero_point", "_weight_tensor_data_names",
+)  # fmt: skip
 SHORT: Final = {"f16": "h", "bf16": "b", "f32": "f"}
 FLOAT8: Final = {"f8e4m3": "e4m3", "f8e5m2": "e5m2"}
 LEAST_GROUP: Final = gguf_blocks.GROUPS[-1]
@@ -52,6 +58,7 @@ class _Packed:
 
     def __init__(self, tensors: Tensors, settings: Mapping[str, Any], method: str) -> None:
         self.left, self.settings, self.method = dict(tensors), settings, method
+        self.taken: list[np.ndarray] = []  # by the weight that is being made
         self.weights = self._weight_settings()
         told = (settings, *self.weights)
         self.groups = tuple(
@@ -89,21 +96,40 @@ class _Packed:
                 ((name.removesuffix(e), r) for e, r in readers.items() if name.endswith(e)), (name, None)
             )
             if reader is not None:
-                found[f"{base}.weight"] = reader(base)
+                found[f"{base}.weight"] = self._done(reader(base))
             elif ".weight.quant_state.bitsandbytes__" in name:
                 base = name.partition(".weight.quant_state.")[0]
-                found[f"{base}.weight"] = self._four_bits(base, name)
+                found[f"{base}.weight"] = self._done(self._four_bits(base, name))
             elif self.method == "mxfp4" and name.endswith("_blocks"):
                 base = name.removesuffix("_blocks")
-                found[base] = self._power_blocks(base, *(self.take(f"{base}_{x}", "u8") for x in ("blocks", "scales")))
+                parts = (self.take(f"{base}_{x}", "u8") for x in ("blocks", "scales"))
+                found[base] = self._done(self._power_blocks(base, *parts))
         for name in [n for n in self.left if n.endswith(".weight")]:
             base, kind = name.removesuffix(".weight"), as_dtype(self.left[name].dtype).name
             if kind == "i8" or kind in FLOAT8:
-                found[name] = self._scaled(base)
-        lost = next((n for n in self.left if n.endswith(PARTS)), None)
-        if lost is not None:
-            raise self.fail(f"{lost!r} is a part of a weight that was not found, or is of another layout")
+                found[name] = self._done(self._scaled(base))
+        self._check_rest(found)
         return self.left | found
+
+    def _done(self, made: GgufTensor) -> GgufTensor:
+        """A weight that is made of copies: the pages of the file that its parts lie in are not needed any more."""
+        for part in self.taken:
+            release_pages(part)
+        self.taken.clear()
+        return made
+
+    def _check_rest(self, found: Mapping[str, Any]) -> None:
+        """Refuse what no reader took: numbers would be wrong without it."""
+        bases = {name.removesuffix(".weight") for name in found}
+        for name, tensor in self.left.items():
+            base, _, part = name.rpartition(".")
+            outer, _, inner = base.rpartition(".")
+            beside = part if base in bases else f"{inner}.{part}" if outer in bases else None
+            if name.endswith(PARTS) or (beside is not None and beside not in BESIDE):
+                raise self.fail(f"{name!r} is a part of a weight that was not found, or is of another layout")
+            kind = as_dtype(tensor.dtype).name
+            if beside is None and len(tensor.shape) > 1 and kind in ("i8", *FLOAT8):
+                raise self.fail(f"{name!r} is {kind}{list(tensor.shape)}, which is no layout of a weight that is known")
 
     # --------------------------------------------------------------------------------------------------------- helpers
 
@@ -128,6 +154,7 @@ class _Packed:
             raise self.fail(f"{name!r} is {kind}{list(array.shape)}, not one of {kinds}{axes}")
         if not array.size:
             raise self.fail(f"{name!r} is empty: {kind}{list(array.shape)}")
+        self.taken.append(array)
         return array
 
     def whole(self, key: str, default: Any) -> int:
@@ -268,7 +295,7 @@ class _Packed:
         scale = self.take(f"{base}.weight_scale", "f16 bf16 f32 f8e4m3 u8")
         if words.dtype == np.uint8:
             return self._small_floats(base, words, scale)
-        zeros = self.take_if(f"{base}.weight_zero_point", "i32 i8", 2)
+        zeros = self.take_if(f"{base}.weight_zero_point", "i32 i8")
         places = self.take_if(f"{base}.weight_g_idx", "i32 i64", 1)
         shape = self.take_if(f"{base}.weight_shape", "i64 i32", 1)
         known = [b for s in self.weights if type(b := s.get("num_bits")) is int and 1 <= b <= 8] or [4]
@@ -281,7 +308,7 @@ class _Packed:
         scale = self._spread(base, scale, n, columns)
         if zeros is None:
             zero = np.full(scale.shape, middle, np.uint8)
-        elif zeros.dtype == np.int32:
+        elif zeros.dtype == np.int32 and zeros.ndim == 2:
             zero = _fields(zeros.T, bits).T[:n]
         else:
             zero = self._spread(base, (zeros.astype(np.int16) + middle).astype(np.uint8), n, columns)
@@ -295,7 +322,9 @@ class _Packed:
             return self._power_blocks(base, pairs.reshape(n, -1, 16 if k % 32 == 0 else k // 2), scale)
         whole = self.take(f"{base}.weight_global_scale", "f32")
         size = next((s for s in gguf_blocks.GROUPS if k % s == 0 and s >= 64), 0)
-        if whole.size != 1 or not size or scale.shape != (n, k // 16) or as_dtype(scale.dtype).name != "f8e4m3":
+        if not size:
+            raise self.fail(f"{base!r} [{n}, {k}] has rows of {k} 4-bit floats, which is not a multiple of 64")
+        if whole.size != 1 or scale.shape != (n, k // 16) or as_dtype(scale.dtype).name != "f8e4m3":
             raise self.fail(f"{base!r} [{n}, {k}] has scales {list(scale.shape)} and {list(whole.shape)}")
         form = gguf_blocks.PACKED[f"nvfp4_{size}f"]
         made = np.zeros((n, k // size, form.bytes), np.uint8)
@@ -323,12 +352,13 @@ class _Packed:
         if scale.dtype == np.uint8:  # powers of two
             scale = np.ldexp(np.float32(1), scale.astype(np.int32) - 127)
         zeros = self.take_if(f"{base}.weight_zero_point", "i8 i32")
-        self.left.pop(f"{base}.input_scale", None)
+        places = self.take_if(f"{base}.weight_g_idx", "i32 i64", 1)
         n, k = codes.shape
         whole = self._spread(base, scale, n, k)
         zero = None if zeros is None else self._spread(base, zeros, n, k)
         kind = FLOAT8.get(as_dtype(codes.dtype).name, "i8")
-        return self.blocks(base, kind, codes.view(np.uint8), whole, zero)
+        raw, order, group = self._in_groups(base, codes.view(np.uint8), places, whole.shape[1])
+        return self.blocks(base, kind, raw, whole, zero, order, group)
 
     def _spread(self, base: str, x: np.ndarray, n: int, k: int) -> np.ndarray:
         """[N, groups] of a number for all, of a column, of groups of a row, or of squares of a matrix."""
@@ -401,8 +431,6 @@ class _Packed:
         codes = self.take(f"{base}._weight_qdata", " ".join(("i8", "u8", *FLOAT8)), 2)
         scale = self.take(f"{base}._weight_scale", "f16 bf16 f32")
         zero = self.take_if(f"{base}._weight_zero_point", "f16 bf16 f32 i8")
-        for part in ("act_scale", "tensor_data_names"):
-            self.left.pop(f"{base}._weight_{part}", None)
         n = len(codes)
         kind = FLOAT8.get(as_dtype(codes.dtype).name, "i8")
         if zero is None or zero.dtype == np.int8:

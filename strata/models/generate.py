@@ -401,8 +401,8 @@ class Decoder(TextModel, Model):
         `sampling` are more fields of `Sampler`.
         """
         sampler = self._sampler(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-            seed=seed, **sampling,
+            max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=seed, **sampling,
         )  # fmt: skip
         tokens: list[list[int]] = [[] for _ in prompts]
         read = [self.read_prompt(p) for p in prompts]
@@ -439,8 +439,8 @@ class Decoder(TextModel, Model):
         that the image tokens of a text stand for, where the model sees; messages have their own.
         """
         sampler, ends = self._sampler(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-            seed=seed, **sampling,
+            max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=seed, **sampling,
         ), self.tokenizer.eos  # fmt: skip
         read = self.read_prompt(prompt, images=images)
         ids = read.ids
@@ -507,7 +507,9 @@ class Decoder(TextModel, Model):
         return state
 
     @staticmethod
-    def _sampler(**sampling: Any) -> Sampler:
+    def _sampler(max_tokens: int, **sampling: Any) -> Sampler:
+        if max_tokens < 0:
+            raise OptionError(f"generate: max_tokens {max_tokens} is negative", code="O236")
         known = {f.name for f in fields(Sampler)}
         odd = next((name for name in sampling if name not in known), None)
         if odd is not None:

@@ -1,4 +1,4 @@
-"""Sampling the next token from logits: temperature, top-k, top-p, min-p, typical, XTC, DRY, mirostat, biases, seeds."""
+"""Sampling the next token from logits: temperature, top-k, top-p, min-p, typical, cutoffs, XTC, DRY, mirostat."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from strata.errors import DTypeError, OptionError, RunError, ShapeError
 from strata.models.generating.filters import (
     SampleStream,
     dry_penalties,
+    likely,
     ngram_ends,
     surprising,
     typical,
@@ -30,7 +31,8 @@ class Sampler:
     time that it was generated, `presence_penalty` once if it was; `logit_bias` adds to the logits of tokens. With
     `no_repeat_ngram_size`, no run of so many tokens comes twice.
 
-    `typical_p` keeps the tokens that are about as surprising as is to be expected, up to this mass. XTC, with
+    `typical_p` keeps the tokens that are about as surprising as is to be expected, up to this mass. `epsilon_cutoff`
+    drops those with a smaller share; `eta_cutoff` does, too, and drops fewer where shares are spread widely. XTC, with
     `xtc_probability`, drops all but the least likely of the tokens that have a share of `xtc_threshold`. DRY subtracts
     `dry_multiplier` · `dry_base` ** (n - `dry_allowed_length`) from the logit of a token that would continue a
     repetition of n tokens, which ends at `dry_breakers`. Mirostat, with a `mirostat_tau` above 0, keeps the surprise of
@@ -56,6 +58,8 @@ class Sampler:
     dry_breakers: Sequence[int] = ()
     mirostat_tau: float = 0.0
     mirostat_eta: float = 0.1
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
 
     def __post_init__(self) -> None:
         def check(ok: bool, message: str) -> None:
@@ -67,10 +71,13 @@ class Sampler:
         check(0 < self.top_p <= 1, f"top_p {self.top_p} is not in (0, 1]")
         check(0 <= self.min_p <= 1, f"min_p {self.min_p} is not in 0..1")
         check(self.repetition_penalty > 0, f"repetition_penalty {self.repetition_penalty} is not positive")
+        check(self.seed is None or self.seed >= 0, f"seed {self.seed} is negative")
         for name in ("frequency_penalty", "presence_penalty"):
             check(abs(getattr(self, name)) <= 100, f"{name} {getattr(self, name)} is not within -100 to 100")
         check(self.no_repeat_ngram_size >= 0, f"no_repeat_ngram_size {self.no_repeat_ngram_size} is negative")
         check(0 < self.typical_p <= 1, f"typical_p {self.typical_p} is not in (0, 1]")
+        for name in ("epsilon_cutoff", "eta_cutoff"):
+            check(0 <= getattr(self, name) < 1, f"{name} {getattr(self, name)} is not in [0, 1)")
         for name in ("xtc_probability", "xtc_threshold"):
             check(0 <= getattr(self, name) <= 1, f"{name} {getattr(self, name)} is not in 0..1")
         check(0 <= self.dry_multiplier <= 1e6, f"dry_multiplier {self.dry_multiplier} is not within 0 to 1e6")
@@ -92,7 +99,12 @@ class Sampler:
         choose such ones."""
         plain = self.repetition_penalty == 1.0 and self.typical_p == 1.0 and not self.logit_bias and self.is_fixed
         return plain and not (
-            self.frequency_penalty or self.presence_penalty or self.dry_multiplier or self.no_repeat_ngram_size
+            self.epsilon_cutoff
+            or self.eta_cutoff
+            or self.frequency_penalty
+            or self.presence_penalty
+            or self.dry_multiplier
+            or self.no_repeat_ngram_size
         )
 
     def stream(self) -> SampleStream:
@@ -211,6 +223,10 @@ class Sampler:
         if self.typical_p < 1:
             keep = typical(weights, self.typical_p)
             ids, weights = ids[keep], weights[keep]
+        for cutoff, by_entropy in ((self.epsilon_cutoff, False), (self.eta_cutoff, True)):
+            if cutoff > 0:
+                keep = likely(weights, cutoff, by_entropy=by_entropy)
+                ids, weights = ids[keep], weights[keep]
         return ids, weights
 
 

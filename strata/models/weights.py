@@ -117,8 +117,10 @@ def _joined_rows(tensors: Sequence[GgufTensor]) -> np.ndarray:
     if rows is None:
         rows = np.concatenate([t.data for t in tensors])
         _JOINED[first] = others, ref(rows)
-        for tensor in tensors:
-            release_pages(tensor.data)
+        ends = np.cumsum([len(t.data) for t in tensors])
+        for tensor, part in zip(tensors, np.split(rows, ends[:-1]), strict=True):
+            if not release_pages(tensor.data):
+                tensor.move(part)  # it would be in memory twice
     return rows
 
 
@@ -224,6 +226,8 @@ class WeightBuilder:
             return ops.grouped_matmul(x, ops.swapaxes(self.param(name, (count, n, k)), 1, 2), ids)
         blocks = self.tensor(name, (count, n, k))
         assert isinstance(blocks, GgufTensor)
+        if blocks.order is not None:
+            x = ops.take_along_axis(x, ops.take(self._order_of(name, blocks.order), ids, axis=0), axis=-1)
         return ops.dequant_grouped_matmul(x, self._codes(name, blocks), ids, scheme=blocks.scheme, n=n)
 
     def _watch(self, x: Value, *names: str) -> None:
@@ -232,13 +236,14 @@ class WeightBuilder:
 
     def _ordered(self, x: Value, name: str, tensor: GgufTensor) -> Value:
         """x in the order of the weight's columns, where groups of columns were chosen by their size."""
-        if tensor.order is None:
-            return x
+        return x if tensor.order is None else ops.take(x, self._order_of(name, tensor.order), axis=-1)
+
+    def _order_of(self, name: str, order: np.ndarray) -> Value:
         key = f"{name}.order"
         if key not in self._known:
-            self.bound[key] = tensor.order
-            self._known[key] = self.graph.param(key, tensor.order.shape, i64)
-        return ops.take(x, self._known[key], axis=-1)
+            self.bound[key] = order
+            self._known[key] = self.graph.param(key, order.shape, i64)
+        return self._known[key]
 
     def changed(self, x: Value, y: Value, name: str) -> Value:
         """A matmul with the low-rank change that belongs to it, if there is one."""

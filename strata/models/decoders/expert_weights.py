@@ -43,8 +43,25 @@ class ExpertStack:
         return side_by_side if self.kind is not None else side_by_side.T
 
     def whole(self) -> np.ndarray | GgufTensor:
+        ordered = self._ordered()
+        if ordered is not None:
+            return ordered
         data = np.stack([self.one(i) for i in range(len(self.parts))])
         return data if self.kind is None else GgufTensor(self.name, self.kind, self.shape, data)
+
+    def _ordered(self) -> GgufTensor | None:
+        """Blocks of experts whose columns were put into an order, each expert's into its own."""
+        rows = [[part for part in row if isinstance(part, GgufTensor)] for row in self.parts]
+        orders = [[part.order for part in row if part.order is not None] for row in rows]
+        if any(len(found) != len(row) for found, row in zip(orders, self.parts, strict=True)):
+            return None
+        if len({part.kind for row in rows for part in row}) > 1:
+            return None
+        if not all(np.array_equal(order, row[0]) for row in orders for order in row):
+            return None
+        data = np.stack([np.concatenate([part.data for part in row]) for row in rows])
+        shape = (*data.shape[:2], rows[0][0].shape[-1])
+        return GgufTensor(self.name, rows[0][0].kind, shape, data, np.stack([row[0] for row in orders]))
 
 
 def stacked(weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,10 @@ def phimoe_config(found: dict[str, Any]) -> PhiMoeConfig:
     if made.rope.long_factors:
         sizes = [real(rope, key, 1.0) for key in ("short_mscale", "long_mscale")]
         made = replace(made, rope=replace(made.rope, table_factor=sizes[0], long_table_factor=sizes[1]))
-    own = dict(jitter=real(found, "router_jitter_noise", 0.01), norm="layer")
+    jitter = real(found, "router_jitter_noise", 0.01, positive=False)
+    if jitter < 0:
+        raise FileError(f"the configuration has router_jitter_noise = {jitter}, which is negative", code="F140")
+    own = dict(jitter=jitter, norm="layer")
     config = PhiMoeConfig(**{**vars(made), **moe_fields(found, made.layers, inner="intermediate_size"), **own})
     if config.chosen != 2:
         raise FileError(f"the configuration has num_experts_per_tok = {config.chosen}, this router has 2", code="F140")

@@ -10,7 +10,7 @@ import numpy as np
 from strata.errors import OptionError
 from strata.models.generating.filters import SampleStream
 from strata.models.sampling import Sampler
-from strata.models.seq2seq.beams import beam_search, trimmed
+from strata.models.seq2seq.beams import MOST_TEXTS, beam_search, trimmed
 from strata.models.seq2seq.rules import TokenRules
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def samples(
     model: Decoder, ids: Sequence[int], count: int, max_tokens: int, sampler: Sampler, ends: Sequence[int] = ()
 ) -> list[list[int]]:
     """New tokens of so many samples of one prompt, which is read once. The first is what `tokens` gives."""
+    if count > MOST_TEXTS:
+        raise OptionError(f"generate: n={count}, {MOST_TEXTS} is the most", code="O236")
     state = model.start(capacity=len(ids) + min(max_tokens, 64))
     first = model.step(state, np.asarray([ids], np.int32))[0]
     reordered(model, state, np.zeros(count, np.int64))
@@ -63,6 +65,8 @@ def best_beams(
     most = min(max_tokens, model.context - len(ids))
     if beams < 1 or most < 1:
         raise OptionError(f"generate: {beams} beams of {most} tokens are none", code="O236")
+    if beams > MOST_TEXTS:
+        raise OptionError(f"generate: beams={beams}, {MOST_TEXTS} is the most", code="O236")
     state = model.start(capacity=len(ids) + most)
     first = model.step(state, np.asarray([ids], np.int32))
     reordered(model, state, np.zeros(beams, np.int64))

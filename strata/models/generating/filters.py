@@ -1,4 +1,4 @@
-"""Filters of candidate tokens and penalties of logits: typical sampling, XTC, DRY, mirostat."""
+"""Filters of candidate tokens and penalties of logits: typical sampling, cutoffs, XTC, DRY, mirostat."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ def typical(weights: np.ndarray, mass: float) -> np.ndarray:
     order = np.argsort(distance, kind="stable")
     last = min(int((np.cumsum(shares[order]) < mass).sum()), len(order) - 1)
     found: np.ndarray = distance <= distance[order[last]]
+    return found
+
+
+def likely(weights: np.ndarray, cutoff: float, *, by_entropy: bool = False) -> np.ndarray:
+    """Which tokens have a share that is not below a cutoff, and the likeliest.
+
+    By entropy, the cutoff is less where the shares are spread widely: its root times exp(-entropy), if that is less.
+    """
+    shares = weights / weights.sum()
+    if by_entropy:
+        entropy = -(shares * np.log(np.maximum(shares, np.finfo(np.float64).tiny))).sum()
+        cutoff = min(cutoff, float(np.sqrt(cutoff) * np.exp(-entropy)))
+    found: np.ndarray = (shares >= cutoff) | (shares == shares.max())
     return found
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from strata.errors import OptionError
 from strata.models.seq2seq.rules import TokenRules
 
 LOST = np.float32(-1e9)  # the score of what cannot be chosen
+MOST_TEXTS: Final = 4096  # that are made of one prompt at once
+MOST_PENALTY: Final = 20.0  # of a length: more is no number for long texts
 
 Step = Callable[[np.ndarray, np.ndarray], np.ndarray]  # rows kept, their last tokens: logits f32[rows, V]
 
@@ -33,6 +37,11 @@ def beam_search(
     `logits` f32[count · beams, V] are those after the start of each source, once for each beam. `step` takes the rows
     that go on, which may be in another order and twice, and the tokens that they go on with.
     """
+    if not abs(rules.length_penalty) <= MOST_PENALTY:
+        raise OptionError(
+            f"generate: length_penalty {rules.length_penalty} is not within {-MOST_PENALTY:g} to {MOST_PENALTY:g}",
+            code="O236",
+        )
     first = np.full(beams, LOST, np.float32)
     first[0] = 0  # all beams are equal at the start: one of them counts
     states = [BeamState([[] for _ in range(beams)], first.copy(), [(LOST, [])] * beams) for _ in range(count)]

@@ -12,7 +12,7 @@ from strata.errors import OptionError
 from strata.models.base import Model, compile_built
 from strata.models.generate import FIRST_CAPACITY
 from strata.models.sampling import Sampler
-from strata.models.seq2seq.beams import beam_search, trimmed
+from strata.models.seq2seq.beams import MOST_TEXTS, beam_search, trimmed
 from strata.models.seq2seq.graphs import CrossSizes
 from strata.models.seq2seq.rules import TokenRules
 from strata.models.tokenizer import TextModel, Tokenizer
@@ -187,6 +187,8 @@ class EncoderDecoder(TextModel, Model):
         count = rules.beams if beams is None else beams
         if most < 1 or count < 1:
             raise OptionError(f"generate: max_tokens = {most} and beams = {count} are not positive", code="O236")
+        if count > MOST_TEXTS:
+            raise OptionError(f"generate: beams={count}, {MOST_TEXTS} is the most", code="O236")
         if count > 1:
             if sampler.temperature > 0:
                 raise OptionError("generate: a beam search draws no tokens; give a temperature or beams", code="O236")

@@ -38,8 +38,21 @@ class ImageSettings:
 
     @classmethod
     def from_folder(cls, folder: Path, fallback: Mapping[str, Any]) -> ImageSettings:
-        """From the folder's own file; `fallback` has what the family uses where the file is silent."""
-        return cls.from_json({**fallback, **processor_settings(folder)})
+        """From the folder's own file; `fallback` has what the family uses where the file is silent.
+
+        A size of one number is that of the shorter edge, where the family's own is; only ConvNeXt's kind of processor
+        knows `crop_pct`.
+        """
+        found = processor_settings(folder)
+        kind = found.get("image_processor_type") or found.get("feature_extractor_type")
+        usual, edge = fallback.get("size"), found.get("size")
+        if isinstance(edge, int) and isinstance(usual, Mapping) and "shortest_edge" in usual:
+            bound = {"longest_edge": found.get("max_size", usual["longest_edge"])} if "longest_edge" in usual else {}
+            found["size"] = {"shortest_edge": edge, **bound}
+        merged = {**fallback, **found}
+        if not (str(kind).startswith("ConvNext") if kind is not None else "crop_pct" in fallback):
+            merged.pop("crop_pct", None)
+        return cls.from_json(merged)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> ImageSettings:
@@ -52,6 +65,11 @@ class ImageSettings:
                            (("image_mean", MEAN), ("image_std", DEVIATION)))  # fmt: skip
         if any(d == 0 for d in deviation):
             raise FileError(f"the configuration has image_std = {list(deviation)}, which divides by 0", code="F140")
+        if on("do_pad", False) and mapping(found, "pad_size"):
+            raise FileError(
+                f"the configuration has pad_size = {found['pad_size']}; images are not padded to a fixed size",
+                code="F140",
+            )
         crop = _sizes(found, "crop_size") if on("do_center_crop", False) else None
         return cls(
             _sizes(found, "size") if on("do_resize", True) else None,
@@ -226,6 +244,7 @@ def _channels(found: Mapping[str, Any], key: str, default: tuple[float, ...]) ->
     value = found.get(key)
     if value is None:
         return default
+    value = [value] if isinstance(value, (int, float)) else value
     if not isinstance(value, list) or len(value) not in (1, 3):
         raise FileError(
             f"the configuration has {key} = {value!r}, a number for each of 3 channels is needed", code="F140"

@@ -99,6 +99,48 @@ def test_mutants_are_refused_or_read(seed: int) -> None:
     assert refused > 400
 
 
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
+def test_photos_are_turned_upright(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    image_module = pytest.importorskip("PIL.Image", reason="the files are written by Pillow")
+    smooth = np.add.outer(np.arange(16) * 9, np.arange(24) * 3).astype(np.uint8)
+    for orientation, upright in ((3, smooth[::-1, ::-1]), (6, np.rot90(smooth, -1)), (8, np.rot90(smooth))):
+        image = image_module.fromarray(np.stack([smooth] * 3, -1))
+        exif = image_module.Exif()
+        exif[274] = orientation
+        image.save(tmp_path / f"x.{kind}", exif=exif, quality=100)
+        found = load_image(tmp_path / f"x.{kind}")
+        assert found.shape == (*upright.shape, 3)
+        np.testing.assert_allclose(found[..., 0].astype(int), upright.astype(int), atol=8)
+
+
+def test_png_of_other_kinds_is_read_by_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 bits a channel, and interlaced pixels."""
+    pytest.importorskip("PIL.Image", reason="other kinds are read by Pillow")
+    row = struct.pack(">3H", 0, 0x8000, 0xFFFF)
+    (tmp_path / "deep.png").write_bytes(png([b"\0" + row] * 2, 3, 16, 0))
+    np.testing.assert_array_equal(load_image(tmp_path / "deep.png")[1, :, 0], [0, 128, 255])
+    data = bytearray(png([b"\0\7", b"\0\7"], 1, 8, 0))  # one pixel wide: passes 1 and 7 hold all
+    data[28] = 1
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    (tmp_path / "laced.png").write_bytes(data)
+    np.testing.assert_array_equal(load_image(tmp_path / "laced.png"), np.full((2, 1, 3), 7))
+    monkeypatch.setattr("strata.io.image.find_spec", lambda name: None)
+    with pytest.raises(FileError, match="with 16 bits"):
+        load_image(tmp_path / "deep.png")
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("webp", "RGBA"), ("gif", "RGBA"), ("tiff", "LA"), ("png", "LA")])
+def test_what_is_transparent_is_white_in_all_kinds(kind: str, mode: str, tmp_path: Path) -> None:
+    image_module = pytest.importorskip("PIL.Image", reason="the files are written by Pillow")
+    pixels = np.zeros((4, 6, len(mode)), np.uint8)
+    pixels[:, :3, -1] = 255
+    options = {"lossless": True} if kind == "webp" else {}
+    image_module.fromarray(pixels, mode).save(tmp_path / f"x.{kind}", **options)
+    found = load_image(tmp_path / f"x.{kind}")
+    np.testing.assert_array_equal(found[:, :3], 0)
+    np.testing.assert_array_equal(found[:, 3:], 255)
+
+
 def test_other_kinds_go_to_pillow_or_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image_module = pytest.importorskip("PIL.Image", reason="other kinds are read by Pillow")
     image_module.new("L", (4, 2), 200).save(tmp_path / "x.bmp")

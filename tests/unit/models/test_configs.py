@@ -15,10 +15,12 @@ from strata.errors import FileError
 from strata.io import save_gguf, save_safetensors
 from strata.models import Decoder
 from strata.models.decoder_config import from_json
+from strata.models.decoders import decoder_family
 from strata.models.vision.model import labels_of
 from tests.fuzz.mutate.configs import DECODER, ENCODER, GPT2, LONG, MODERN, SHORT, shapes
 from tests.fuzz.mutate.families import sound_models
 from tests.fuzz.mutate.weights import tiny_decoder
+from tests.unit.models.test_decoder_vectors import KNOWN
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "bert": ENCODER, "distilbert": SHORT, "modernbert": MODERN, "gpt2": GPT2, "phi3": LONG, "llama": DECODER,
@@ -39,6 +41,14 @@ def folder(tmp_path: Path, config: dict[str, Any], kind: str) -> Path:
 def test_sound_configurations_load_and_run(kind: str, tmp_path: Path) -> None:
     model = st.load(folder(tmp_path, FAMILIES[kind], kind), device="reference")
     assert next(iter(model.run(input_ids=np.array([[1, 2, 3]])).values())).shape[:2] == (1, 3)
+
+
+def test_a_router_may_have_no_jitter() -> None:
+    """Only experts as good as the best one count then; a negative one makes no sense."""
+    of, settings = decoder_family("phimoe"), KNOWN["phimoe"]["config"]
+    assert of.config({**settings, "router_jitter_noise": 0.0}).jitter == 0
+    with pytest.raises(FileError, match=r"router_jitter_noise = -0\.1"):
+        of.config({**settings, "router_jitter_noise": -0.1})
 
 
 SIZES = ("num_hidden_layers", "n_layer", "n_layers", "hidden_size", "n_embd", "dim", "vocab_size", "intermediate_size",

@@ -282,6 +282,22 @@ def test_the_page_lists_every_family() -> None:
     assert [kind for kind in MODULES if f"`{kind}`" not in page] == []
 
 
+@pytest.mark.parametrize("cutoff", [0.003, 0.05, 0.4])
+def test_cutoffs(cutoff: float, rng: np.random.Generator) -> None:
+    for spread in (0.2, 1.0, 4.0):
+        logits = (rng.standard_normal(40) * spread).astype(np.float32)
+        shares = np.exp(logits.astype(np.float64))
+        shares /= shares.sum()
+        entropy = -(shares * np.log(shares)).sum()
+        for name, least in (
+            ("epsilon_cutoff", cutoff), ("eta_cutoff", min(cutoff, np.sqrt(cutoff) * np.exp(-entropy)))
+        ):  # fmt: skip
+            sampler = Sampler(temperature=1.0, **{name: cutoff})  # type: ignore[arg-type]
+            kept = np.where((shares >= least) | (shares == shares.max()), shares, 0)
+            np.testing.assert_allclose(sampler.probabilities(logits, []), kept / kept.sum(), atol=1e-9)
+            assert not sampler.is_simple
+
+
 def test_options_that_do_not_fit(llama: Decoder) -> None:
     with pytest.raises(OptionError, match="no option 'typical'; did you mean 'typical_p'"):
         llama.generate(PROMPT, typical=0.3)
@@ -291,6 +307,11 @@ def test_options_that_do_not_fit(llama: Decoder) -> None:
         (dict(beams=2, early_stopping="soon"), "early_stopping is True, False or 'never', got 'soon'"),
         (dict(no_repeat_ngram_size=-1), "no_repeat_ngram_size -1 is negative"),
         (dict(beams=2, temperature=1.0), "draws no tokens"), (dict(typical_p=0.0), "typical_p"),
+        (dict(beams=2, length_penalty=1e4), "length_penalty 10000.0 is not within"),
+        (dict(beams=2, length_penalty=float("nan")), "length_penalty nan is not within"),
+        (dict(beams=10**30), "4096 is the most"), (dict(n=10**30, temperature=1.0), "4096 is the most"),
+        (dict(epsilon_cutoff=1.0), "epsilon_cutoff 1.0 is not"), (dict(eta_cutoff=-0.1), "eta_cutoff -0.1 is not"),
+        (dict(seed=-1), "seed -1 is negative"), (dict(max_tokens=-1), "max_tokens -1 is negative"),
         (dict(n=0), "n is at least 1"), (dict(beams=0), "0 beams"), (dict(penalty_alpha=0.6), "top_k 0 is below 2"),
         (dict(penalty_alpha=2.0, top_k=4), "penalty_alpha 2.0 is not"), (dict(penalty_alpha=0.6, n=2), "n does not go"),
         (dict(penalty_alpha=0.6, top_k=4, temperature=1.0), "draws no tokens"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from strata.core import f32
 from strata.errors import FileError
-from strata.io import GgufTensor, packed_weights, save_safetensors
+from strata.io import GgufTensor, load_safetensors, packed_weights, save_safetensors
 from strata.models import load
+from strata.models.weights import WeightBuilder
 from tests.unit.models import decoder_vectors as vectors
 
 HIDDEN, INNER, VOCAB = 128, 256, 64
@@ -155,6 +158,23 @@ def compressed_dense(bits: int, groups: str) -> Callable[..., Packed]:
         return parts, (codes - np.float32(1 << bits - 1)) * scale[:, place].astype(np.float32)
 
     return made
+
+
+def one_zero_point(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    """One scale and one zero point for a whole matrix, the zero point with its sign."""
+    codes, scale = rng.integers(0, 16, shape, np.uint8), np.array([3e-3], np.float32)
+    parts = {"weight_packed": dense(codes, 4), "weight_shape": np.array(shape), "weight_scale": scale,
+             "weight_zero_point": np.array([-3], np.int8)}  # fmt: skip
+    return parts, (codes - np.float32(5)) * scale
+
+
+def bytes_in_order(rng: np.random.Generator, shape: tuple[int, int]) -> Packed:
+    """Bytes whose columns belong to groups in any order."""
+    codes = rng.integers(-127, 128, shape).astype(np.int8)
+    place = rng.permutation(np.arange(shape[1]) // 64)
+    scale = (rng.random((shape[0], shape[1] // 64)) * 1e-3 + 1e-3).astype(np.float32)
+    parts: dict[str, np.ndarray] = {"weight": codes, "weight_scale": scale, "weight_g_idx": place.astype(np.int32)}
+    return parts, codes.astype(np.float32) * scale[:, place]
 
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -305,6 +325,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[..., Packed]]] = {
     "compressed int3": (groups_of("pack-quantized", num_bits=3), compressed_dense(3, "channel")),
     "compressed int6 in groups": (
         groups_of("pack-quantized", num_bits=6, group_size=96), compressed_dense(6, "group")),
+    "compressed int4, one zero point": (groups_of("pack-quantized", num_bits=4, symmetric=False), one_zero_point),
+    "compressed int8, act-order": (groups_of("int-quantized", num_bits=8, group_size=64), bytes_in_order),
     "compressed int8, one scale": (groups_of("int-quantized", num_bits=8), one_scale),
     "compressed fp8 in squares": (
         groups_of("float-quantized", num_bits=8, block_structure=[128, 128]), squares(128, "weight_scale")),
@@ -391,6 +413,115 @@ def test_what_is_not_known_is_named(settings: Any, said: str, rng: np.random.Gen
     packed, _ = model_tensors(awq, rng)
     with pytest.raises(FileError, match=said):
         packed_weights(packed, settings)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "array", "said"),
+    [
+        ("torchao int4", "mlp.up_proj._weight_act_pre_scale", np.ones(HIDDEN, np.float32), "is a part of a weight"),
+        ("awq", "mlp.up_proj.pre_quant_scale", np.ones(HIDDEN, np.float32), "is a part of a weight"),
+        ("bitsandbytes nf4", "mlp.up_proj.weight.outliers", np.ones(4, np.float32), "is a part of a weight"),
+        ("compressed nvfp4", "mlp.up_proj.weight_g_idx", np.zeros(HIDDEN, np.int32), "is a part of a weight"),
+        ("fp8", "mlp.experts.gate_up_proj", np.zeros((2, 4, 8), ml_dtypes.float8_e4m3fn), r"is f8e4m3\[2, 4, 8\]"),
+        ("compressed int8", "mlp.experts.down_proj", np.zeros((2, 4, 8), np.int8), r"is i8\[2, 4, 8\]"),
+    ],
+)
+def test_what_no_layout_has_is_named(
+    layout: str, name: str, array: np.ndarray, said: str, rng: np.random.Generator
+) -> None:
+    settings, make = LAYOUTS[layout]
+    packed, _ = model_tensors(make, rng)
+    base = "model.layers.0.mlp.up_proj"
+    beside = {f"{base}.{end}": np.ones(1, np.float32) for end in ("input_scale", "output_scale", "bias")}
+    beside[f"{base}.input_zero_point"] = beside["model.layers.0.self_attn.k_zero_point"] = np.zeros(1, np.int8)
+    assert packed_weights(packed | beside, settings)
+    with pytest.raises(FileError, match=f"model.layers.0.{name}' {said}"):
+        packed_weights(packed | {f"model.layers.0.{name}": array}, settings)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "bitsandbytes nf4", "compressed fp8", "compressed mxfp4"])
+def test_the_file_does_not_stay_in_memory_beside_the_blocks(
+    layout: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    smaps = Path("/proc/self/smaps")
+    if not smaps.exists():
+        pytest.skip("only Linux tells which pages of a file are in memory")
+    settings, make = LAYOUTS[layout]
+    parts, _ = make(rng, (1024, 1024))
+    tensors = {f"{i}.up_proj.{end}": np.ascontiguousarray(part) for i in range(8) for end, part in parts.items()}
+    save_safetensors(tmp_path / "model.safetensors", tensors)
+    file = load_safetensors(tmp_path / "model.safetensors")
+    found = packed_weights(file, settings)
+    assert all(isinstance(t, GgufTensor) for t in found.values())
+    resident, is_ours = 0, False
+    for line in smaps.read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_ours = line.endswith(str(tmp_path / "model.safetensors"))
+        elif is_ours and line.startswith("Rss:"):
+            resident += int(line.split()[1]) << 10
+    assert resident < (tmp_path / "model.safetensors").stat().st_size / 4
+
+
+def test_weights_that_are_read_together_are_in_memory_once(rng: np.random.Generator) -> None:
+    settings, make = LAYOUTS["compressed fp8"]
+    packed, plain = model_tensors(make, rng)
+    weights = packed_weights(packed, settings)
+    builder = WeightBuilder("layer", weights)
+    x = builder.graph.input("x", (1, HIDDEN), f32)
+    names = [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"]
+    builder.linears(x, names, (HIDDEN, 64, 64), HIDDEN)
+    (rows,) = builder.bound.values()
+    for name in names:
+        tensor = weights[f"{name}.weight"]
+        assert np.shares_memory(tensor.data, rows)
+        np.testing.assert_allclose(tensor.dequantize(), plain[f"{name}.weight"], rtol=1e-5, atol=1e-6)
+
+
+def with_order(base: Packed, place: np.ndarray) -> Packed:
+    """GPTQ's parts of a matrix whose columns belong to groups in this order."""
+    parts, numbers = base
+    groups = np.argsort(place, kind="stable")
+    codes = np.empty_like(numbers)
+    codes[:, groups] = numbers  # columns of one group lie together in the numbers
+    words_of = parts["qweight"].view(np.uint32)
+    nibbles = (words_of[:, None, :] >> (4 * np.arange(8, dtype=np.uint32))[None, :, None] & 15).reshape(len(place), -1)
+    moved = np.empty_like(nibbles)
+    moved[groups] = nibbles
+    packed = words(np.ascontiguousarray(moved.T), 4).T
+    return {**parts, "qweight": np.ascontiguousarray(packed), "g_idx": place.astype(np.int32)}, codes
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_experts_in_orders_of_their_own_stay_blocks(is_shared: bool, tmp_path: Path, rng: np.random.Generator) -> None:
+    """The two matrices that read one input have one order, in files of GPTQ; where they do not, they are widened."""
+    settings, experts = LAYOUTS["gptq act-order"][0], 3
+    plain: dict[str, Any] = {"model.embed_tokens.weight": rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)}
+    at = "model.layers.0."
+    for norm in ("model.norm", f"{at}input_layernorm", f"{at}post_attention_layernorm"):
+        plain[f"{norm}.weight"] = np.ones(HIDDEN, np.float32)
+    for norm in ("q_norm", "k_norm"):
+        plain[f"{at}self_attn.{norm}.weight"] = np.ones(32, np.float32)
+    for name in ("q", "k", "v", "o"):
+        shape = SHAPES[f"self_attn.{name}_proj"]
+        plain[f"{at}self_attn.{name}_proj.weight"] = rng.standard_normal(shape).astype(np.float32) / 10
+    plain[f"{at}mlp.gate.weight"] = rng.standard_normal((experts, HIDDEN)).astype(np.float32)
+    packed = dict(plain)
+    for expert in range(experts):
+        place = rng.permutation(np.arange(HIDDEN) // 64)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            place = place if is_shared and name != "down_proj" else rng.permutation(place)
+            parts, numbers = with_order(gptq(4, ordered=False)(rng, (HIDDEN, HIDDEN)), place)
+            base = f"{at}mlp.experts.{expert}.{name}"
+            plain[f"{base}.weight"] = numbers.astype(np.float32)
+            packed |= {f"{base}.{end}": part for end, part in parts.items()}
+    sizes = dict(model_type="qwen3_moe", num_hidden_layers=1, num_experts=experts, num_experts_per_tok=2,
+                 moe_intermediate_size=HIDDEN, head_dim=32, norm_topk_prob=True)  # fmt: skip
+    model = load(saved(tmp_path / "packed", packed, **sizes, quantization_config=settings), context=32)
+    kinds = [w.kind for n, w in model.weights().items() if ".experts." in n and isinstance(w, GgufTensor)]
+    assert kinds == ["u4_64h"] * (2 if is_shared else 1)
+    ids = np.arange(12, dtype=np.int32)[None]
+    wanted = load(saved(tmp_path / "plain", plain, **sizes), context=32).run(input_ids=ids)["logits"]
+    assert np.linalg.norm(model.run(input_ids=ids)["logits"] - wanted) <= 2e-4 * np.linalg.norm(wanted)
 
 
 def test_parts_that_do_not_fit_are_named(rng: np.random.Generator) -> None:

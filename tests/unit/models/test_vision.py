@@ -13,6 +13,9 @@ from PIL import Image
 
 import strata as st
 from strata.errors import FileError, OptionError, ShapeError, UnknownNameError
+from strata.models.vision.clip import CLIP_IMAGES, SIGLIP_IMAGES
+from strata.models.vision.convnext import IMAGES as CONVNEXT_IMAGES
+from strata.models.vision.detr import IMAGES as DETR_IMAGES
 from strata.models.vision.images import ImageSettings, centre, target
 from tests.families.stored import complete
 from tests.unit.models.test_families import folder
@@ -41,8 +44,37 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fallback", "found", "shape"),
+    [
+        (CLIP_IMAGES, {"size": 20, "crop_size": 16, "crop_pct": 0.5}, (16, 16)),  # as CLIP's first folders have it
+        (CLIP_IMAGES, {"size": 20, "do_center_crop": False}, (20, 25)),
+        (SIGLIP_IMAGES, {"size": 20}, (20, 20)),
+        (DETR_IMAGES, {"size": 20, "max_size": 24}, (19, 24)),
+        (DETR_IMAGES, {"size": 20}, (20, 25)),
+        (CONVNEXT_IMAGES, {"size": 20, "crop_pct": 0.875}, (20, 20)),
+        (CONVNEXT_IMAGES, {"size": 20, "image_processor_type": "BitImageProcessor"}, (20, 25)),
+        (CLIP_IMAGES, {"size": 20, "crop_pct": 0.5, "feature_extractor_type": "ConvNextFeatureExtractor",
+                       "do_center_crop": False}, (20, 20)),
+    ],
+)  # fmt: skip
+def test_sizes_of_one_number(
+    fallback: dict[str, Any], found: dict[str, Any], shape: tuple[int, int], tmp_path: Path
+) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(found))
+    settings = ImageSettings.from_folder(tmp_path, fallback)
+    assert settings.pixels(PHOTOS[0]).shape == (3, *shape)
+
+
+def test_one_mean_for_all_channels() -> None:
+    plain = {"do_resize": False, "image_mean": 0.5, "image_std": [0.25]}
+    wanted = (PHOTOS[0].transpose(2, 0, 1) / 255 - 0.5) / 0.25
+    np.testing.assert_allclose(ImageSettings.from_json(plain).pixels(PHOTOS[0]), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
     ("found", "told"),
     [
+        ({"size": 8, "do_pad": True, "pad_size": {"height": 9, "width": 9}}, "pad_size"),
         ({"size": {"zork": 3}}, "which is not a size"),
         ({"size": 3, "image_std": [0, 1, 1]}, "divides by 0"),
         ({"size": 3, "image_mean": "grey"}, "a number for each of 3 channels"),
