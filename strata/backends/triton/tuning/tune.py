@@ -130,6 +130,9 @@ class _CardBench:
             driver.write(place, _values(buffer, self.sizes, random))
             self.places.append(place)
         self.outputs = [self._room(number(b.type.nbytes, self.sizes)) for b in kernel.outputs]
+        most = max(number(b.type.nbytes, self.sizes) for b in kernel.outputs)
+        self.spoiled = self._room(most)
+        driver.write(self.spoiled, np.full(most, 0xFF, np.uint8))
         self.expected: list[np.ndarray] | None = None
 
     def _room(self, size: int) -> Any:
@@ -143,6 +146,8 @@ class _CardBench:
             made = driver.make_rendered(rendered)  # type: ignore[attr-defined]
             scratch = [self._room(size) for size in made.scratch(self.sizes)]
             places = [*self.places, *self.outputs, *scratch]
+            for buffer, place in zip(self.kernel.outputs, self.outputs, strict=True):  # it has to write all of them
+                driver.copy(self.spoiled, place, number(buffer.type.nbytes, self.sizes))
             driver.launch(made, places, self.sizes)
             driver.finish()
             if not self._agrees():

@@ -15,10 +15,12 @@ import pytest
 from strata.backends.offload import OffloadBackend
 from strata.backends.recipe import Copy
 from strata.backends.resident import HOMES
+from strata.backends.triton.codegen.render import render
 from strata.backends.triton.launch import cuda
 from strata.backends.triton.launch.calls import PreparedLaunch
 from strata.backends.triton.launch.cuda import CudaDriver
 from strata.backends.triton.launch.launches import SHORT, LaunchSequence
+from strata.backends.triton.tuning import tune
 from strata.core import f32, sym
 from strata.errors import DeviceError, OutOfMemoryError, RunError
 from strata.kernel import parse_kernel
@@ -316,3 +318,86 @@ def test_copies_of_memory_to_itself_do_not_cut_a_graph() -> None:
     calls.lines.clear()
     sequence.play([100, 200, 300], 1)
     assert calls.lines == [line for n in range(4) for line in (f"{n}[{100 + 8 * n}]", "copy 200 300 4")]
+
+
+USES = {
+    "write": lambda driver, a, b: driver.write(driver.place(a), np.zeros(8, np.float32)),
+    "staged": lambda driver, a, b: driver.write(driver.place(a), np.zeros(1 << 16, np.uint8)),
+    "read": lambda driver, a, b: driver.read(driver.place(a), np.zeros(8, np.float32)),
+    "read later": lambda driver, a, b: driver.read_later(driver.place(a), np.zeros(8, np.float32)),
+    "copy": lambda driver, a, b: driver.copy(driver.place(a), driver.place(b), 32),
+    "release": lambda driver, a, b: driver.release(a),
+    "launch": lambda driver, a, b: driver.launch(
+        driver.make(parse_kernel(COPY)), [driver.place(a), driver.place(b)], {}
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_memory_that_comes_back_from_another_stream_is_used_behind_it(core: FakeCore, use: str) -> None:
+    driver = driver_of(core)
+    buffers = [driver.allocate(1 << 16) for _ in range(2)]
+    waits = driver.calls.waits
+    lent = cuda._Lent(None, driver, 7)  # type: ignore[arg-type] # an array that a library used on stream 7
+    USES[use](driver, *buffers)
+    assert ("record", 1, 7) not in waits, "it is still used there, by whoever has it"
+    waits.clear()
+    buffers = [driver.allocate(1 << 16) for _ in range(2)]
+    del lent
+    USES[use](driver, *buffers)
+    (_, event, _), (_, stream, awaited) = waits[:2]
+    assert waits[0] == ("record", event, 7)
+    assert waits[1] == ("wait", stream, event) == ("wait", 1, awaited)
+
+
+def test_a_stream_that_is_gone_has_the_device_waited_for(core: FakeCore) -> None:
+    driver = driver_of(core)
+    buffer = driver.allocate(64)
+    core.gone.add(7)
+    lent = cuda._Lent(None, driver, 7)  # type: ignore[arg-type]
+    del lent
+    driver.write(driver.place(buffer), np.zeros(8, np.float32))
+    assert core.log == ["sync device", "copy 32"]
+    driver.write(driver.place(buffer), np.zeros(8, np.float32))
+    assert core.log.count("sync device") == 1
+
+
+def test_an_array_in_pinned_memory_may_change_when_a_write_returns(core: FakeCore) -> None:
+    """The driver copies from there by itself, later; pageable memory it copies before it returns."""
+    driver = driver_of(core)
+    place = driver.place(driver.allocate(64))
+    array = np.arange(8, dtype=np.float32)
+    driver.write(place, array)
+    assert core.log == ["copy 32"]
+    core.pinned.append((array.ctypes.data, array.nbytes))
+    driver.write(place, array)
+    assert core.log == ["copy 32", "copy 32", "sync"]
+
+
+def test_pinned_memory_of_a_read_that_nobody_waits_for_is_used_again(core: FakeCore) -> None:
+    driver = driver_of(core)
+    place = driver.place(driver.allocate(64))
+    array = np.zeros(8, np.float32)
+    for _ in range(5):
+        driver.read_later(place, array)  # as the last step of a text whose end came before
+    assert len(driver.calls.staged) == 1
+    wait = driver.read_later(place, array)
+    wait()
+    wait()
+    other = driver.read_later(place, array), driver.read_later(place, array)
+    assert len({driver.calls.staged[n].ctypes.data for n in range(len(driver.calls.staged))}) == 2
+    for wait in other:
+        wait()
+
+
+def test_a_schedule_that_writes_nothing_is_none_that_a_search_takes(
+    core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the schedule before it wrote is not there any more."""
+    driver, kernel = driver_of(core), parse_kernel(COPY)
+    bench = tune._CardBench(kernel, driver)
+    assert bench.seconds(render(kernel), float("inf")) is not None
+    monkeypatch.setattr(driver, "launch", lambda *_: None)
+    assert bench.seconds(render(kernel), float("inf")) is None
+    bench.close()
+    assert not core.live
