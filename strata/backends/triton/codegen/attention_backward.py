@@ -26,6 +26,8 @@ from strata.kernel import Buffer, Kernel
 from strata.lir import Spacing
 from strata.mir import Node, Op
 
+BESIDE = "; "  # between the schedules of programs over queries and over keys
+
 
 def takes_backward(op: Op, types: Sequence[TensorType]) -> bool:
     """As forward, where every row keeps a key and nothing but q, k and v has a cotangent."""
@@ -49,7 +51,7 @@ class _Named:
 
 def render_backward(node: Node, views: Sequence[Spacing], gpu: Gpu, given: Sequence[str] = ()) -> Rendered:
     """The programs of a backward attention whose inputs are spaced as given; `given` are schedules of the programs
-    over queries and over keys."""
+    over queries and over keys, where they are not empty."""
     op: Any = node.op
     types = [x.type for x in node.inputs]
     names = ("q", "k", "v", "dy", *(("out", "lse") if op.has_lse else ()))
@@ -65,7 +67,9 @@ def render_backward(node: Node, views: Sequence[Spacing], gpu: Gpu, given: Seque
     for at, kind in enumerate(("queries", "keys")):
         measured = known(sizes.queries), known(sizes.keys), max(op.head_dim, sizes.value_dim)
         found = (
-            parse_gpu_schedule(texts[at]) if texts else winner(gpu, f"attention {kind} {types[0].dtype.bits}", measured)
+            parse_gpu_schedule(texts[at])
+            if any(texts[at : at + 1])
+            else winner(gpu, f"attention {kind} {types[0].dtype.bits}", measured)
         )
         assert isinstance(found, AttentionBlocks), f"{found} is no schedule of attention"
         rows, keys = power_of_two(known(sizes.queries), 16, found.rows), power_of_two(known(sizes.keys), 16, found.keys)

@@ -395,9 +395,10 @@ def test_a_schedule_that_writes_nothing_is_none_that_a_search_takes(
 ) -> None:
     """What the schedule before it wrote is not there any more."""
     driver, kernel = driver_of(core), parse_kernel(COPY)
-    bench = tune._CardBench(kernel, driver)
-    assert bench.seconds(render(kernel), float("inf")) is not None
+    search = tune.Search((f32[8],), (f32[8],), lambda: (), lambda text: render(kernel))
+    bench = tune._CardBench(search, driver)
+    assert bench.seconds(search.render(""), float("inf")) is not None
     monkeypatch.setattr(driver, "launch", lambda *_: None)
-    assert bench.seconds(render(kernel), float("inf")) is None
+    assert bench.seconds(search.render(""), float("inf")) is None
     bench.close()
     assert not core.live
