@@ -24,6 +24,7 @@ import numpy as np
 from strata.backends.driver import DeviceDriver
 from strata.backends.recipe import Copy, Launch, number
 from strata.backends.resident import DeviceArray
+from strata.backends.triton.codegen.grid import MOST
 from strata.backends.triton.codegen.render import Rendered, TritonProgram, render
 from strata.backends.triton.launch.calls import DriverCalls, PreparedLaunch
 from strata.backends.triton.launch.compile import INSTALL, Binary, compile_program, is_installed
@@ -36,7 +37,7 @@ from strata.kernel import Kernel
 
 NEEDS = f"{INSTALL}, on a machine with an NVIDIA GPU and its driver"
 _PLAIN_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
-_MOST_PROGRAMS = (1 << 31) - 1  # of a grid along its first dimension
+_MOST_PROGRAMS = (1 << 31) - 1, MOST, MOST  # of a grid along its dimensions
 _CUDA = 2  # of DLPack's kinds of devices
 _STAGED = range((32 << 10) + 1, (64 << 20) + 1)  # bytes of an array that goes up through pinned memory, without a wait
 _PIECE = 4 << 20  # bytes of it at a time
@@ -318,8 +319,8 @@ class CudaDriver(DeviceDriver):
         made = []
         for program, chosen, numbers, grid in kernel.launches(action.operands[:count], action.sizes):
             entry = kernel.entries[program.name]
-            if grid[0] > _MOST_PROGRAMS:
-                raise RunError(f"kernel {program.name}: {grid[0]} programs are more than a GPU takes", code="X140")
+            if any(n > most for n, most in zip(grid, _MOST_PROGRAMS, strict=False)):
+                raise RunError(f"kernel {program.name}: {prod(grid)} programs are more than a GPU takes", code="X140")
             spare = [0] * (entry.binary.arguments - len(chosen) - len(numbers))
             patches = [(i, *operand) for i, operand in enumerate(chosen)]
             if entry.binary.scratch_bytes:
