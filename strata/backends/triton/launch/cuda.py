@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from math import prod
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -82,6 +83,7 @@ class CudaDriver(DeviceDriver):
         self._used: deque[tuple[int, list[Any]]] = deque()  # and before, with the event that ends their use
         self._ended: deque[int] = deque()  # streams on which others used memory that has come back
         self._events: list[int] = []
+        self._loaded: WeakValueDictionary[Any, _Entry] = WeakValueDictionary()
         self._staging = _Staging(self)
         self._torch_types: dict[Any, np.dtype[Any]] = {}
         self._is_alone = len(self._core.Device.get_all_devices()) == 1  # nobody makes another GPU current
@@ -287,7 +289,14 @@ class CudaDriver(DeviceDriver):
         return _Loaded(rendered, self)
 
     def load(self, program: TritonProgram) -> _Entry:
-        """A program on the GPU."""
+        """A program on the GPU: one for all layers that have it, while one of them is there."""
+        key = program.text(), program.name, program.schedule, program.buffers, program.sizes, program.grid
+        found = self._loaded.get(key)
+        if found is None:
+            found = self._loaded[key] = self._load(program)
+        return found
+
+    def _load(self, program: TritonProgram) -> _Entry:
         binary = self._compiler(program, self.gpu)
         with self._asking(f"loading kernel {program.name}"):
             code = self._core.ObjectCode.from_cubin(binary.code)

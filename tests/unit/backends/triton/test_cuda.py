@@ -5,6 +5,7 @@ What a GPU does is not shown here; that the right code is launched on the right 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from strata.backends.offload import OffloadBackend
 from strata.backends.recipe import Copy
 from strata.backends.resident import HOMES
+from strata.backends.triton.backend import TritonBackend
 from strata.backends.triton.codegen.render import render
 from strata.backends.triton.launch import cuda
 from strata.backends.triton.launch.calls import PreparedLaunch
@@ -26,8 +28,8 @@ from strata.errors import DeviceError, OutOfMemoryError, RunError
 from strata.kernel import parse_kernel
 from strata.lir import plan
 from strata.mir import Graph, evaluate
-from strata.ops import gelu, matmul, reduce_sum, sort
-from tests.fake_cuda import FakeCore, driver_of, fake_binary
+from strata.ops import attention, gelu, matmul, reduce_sum, sort
+from tests.fake_cuda import FakeCalls, FakeCore, driver_of, fake_binary
 
 COPY = """kernel @copy(x: f32[8]) -> out: f32[8] {
   axis i in 8
@@ -79,6 +81,29 @@ def test_the_second_run_is_one_graph(core: FakeCore) -> None:
         assert launches == ([f"graph of {steps}"] if time else ["launch k0"] * steps)
     assert driver.replays == 3
     assert core.currents  # whoever comes first makes the device its own
+
+
+def test_layers_that_are_alike_load_their_programs_once(core: FakeCore) -> None:
+    g = Graph("layers")
+    x = g.input("x", f32[2, 8, 24, 16])
+    for _ in range(4):
+        x = attention(x, x, x, layout="bhsd")
+    g.outputs(x)
+    asked: list[str] = []
+
+    def compiler(program: Any, gpu: Any) -> Any:
+        asked.append(program.name)
+        return fake_binary(program, gpu)
+
+    driver = CudaDriver(core=core, calls=FakeCalls(core), compiler=compiler)
+    backend = TritonBackend("layers", driver.gpu, driver)
+    lir = plan(g, whole=backend.runs_whole, views=backend.reads_views)
+    made = backend.compile(lir)
+    assert [s.name for s in lir.schedule] == ["attention"] * 4
+    assert asked == ["attention"]
+    del made
+    gc.collect()
+    assert not driver._loaded, "programs end with the plans that have them"
 
 
 def test_sizes_that_change_are_launched_one_by_one(core: FakeCore) -> None:
