@@ -72,9 +72,10 @@ class Stage:
     prefix: str = ""  # of the names of its rows
 
 
+HERE = "tensors, streams, memory, threads"
 SUITES = {
     "samples of all ops": ("tests/backends/test_cuda.py",),
-    "tensors, streams, memory, threads": (
+    HERE: (
         "tests/unit/tensor/test_residence.py", "tests/backends/test_torch_cuda.py", "tests/backends/test_on_a_card.py",
     ),
 }  # fmt: skip
@@ -86,8 +87,8 @@ def stages(*, has_card: bool) -> list[Stage]:
     """What matters most comes first. First calls are of an empty cache, so that models come before other rows."""
     spread = ("-n", "auto") if has_card and find_spec("xdist") else ()
     few = () if has_card else ("--few",)
-    suites = SUITES if has_card else {**SUITES, "launcher": LAUNCHER}
-    made = [Stage(name, ("-m", "pytest", "-q", *spread, *few, *paths), 150, is_suite=True)
+    suites = SUITES if has_card else {"launcher": LAUNCHER, HERE: SUITES[HERE]}
+    made = [Stage(name, ("-m", "pytest", "-q", *spread, *few, *paths), 200 if has_card else 600, is_suite=True)
             for name, paths in suites.items()]  # fmt: skip
     if not has_card:
         return made
