@@ -133,18 +133,22 @@ def as_users_see_it(rows: list[dict[str, Any]]) -> list[str]:
     return parts
 
 
+def blocks_share(row: dict[str, Any]) -> float:
+    """Of the copy bandwidth, how fast a row's best schedule reads quantised weights."""
+    form, (n, k) = gguf_blocks.block_format(row["kind"].split(" ")[-2]), row["sizes"]
+    return float(n * k / form.elements * form.bytes / row["best"][0][0] / 1e9 / COPY)
+
+
 def swept(rows: list[dict[str, Any]]) -> list[str]:
     """Few rows with quantised weights by the best schedule, and how fast the weights are read (`gpu_sweep`)."""
     lines = ["| format | rows x terms x columns | µs | weights, TB/s | of the copy bandwidth | schedule |"]
     lines.append("|---|---|---|---|---|---|")
     for row in rows:
         *_, name, m = row.get("kind", " ").split(" ")
-        if "best" not in row or int(m) > MOST_ROWS:
+        if not row.get("best") or int(m) > MOST_ROWS:
             continue
-        form, (n, k) = gguf_blocks.block_format(name), row["sizes"]
-        ms, text = row["best"][0]
-        speed = n * k / form.elements * form.bytes / ms / 1e9
-        lines.append(f"| {name} | {m} x {k} x {n} | {1e3 * ms:.1f} | {speed:.2f} | {speed / COPY:.2f} | {text} |")
+        (n, k), (ms, text), share = row["sizes"], row["best"][0], blocks_share(row)
+        lines.append(f"| {name} | {m} x {k} x {n} | {1e3 * ms:.1f} | {share * COPY:.2f} | {share:.2f} | {text} |")
     about = "By `python -m benchmarks.gpu_sweep blocks`: weights take turns, so that none is in L2 when it is read."
     return ["## Quantised weights from memory, x in bf16\n", about + "\n", "\n".join(lines) + "\n"] if lines[2:] else []
 

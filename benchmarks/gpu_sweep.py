@@ -162,10 +162,12 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-def block_trials(programs: Programs) -> Iterator[Trial]:
+def block_trials(programs: Programs, *, table: bool = False) -> Iterator[Trial]:
     for name, m, n, k in BLOCKS:
         (step,) = CompilePipeline("triton_planned").compile(dequant_graph(name, m, n, k)).lir.schedule
-        made = [(t, render_dequant(step.nodes[0], programs.gpu, t)) for t in block_schedules(name, m, k, programs.gpu)]
+        texts = [""] if table else block_schedules(name, m, k, programs.gpu)  # "": what the table says
+        rendered = [render_dequant(step.nodes[0], programs.gpu, text) for text in texts]
+        made = [(str(r.programs[0].schedule), r) for r in rendered]
 
         form = gguf_blocks.block_format(name)
         codes = gguf_blocks.random_blocks(form, n * k // form.elements, np.random.default_rng(0)).reshape(-1)
@@ -238,11 +240,13 @@ def backward_trials(programs: Programs) -> Iterator[Trial]:
             yield Trial(f"attention {kind} 16", (s, s, d), heads, made)
 
 
-def sweep(programs: Programs, kinds: Sequence[str], most: int, winners: Path | None = None) -> Iterator[dict[str, Any]]:
+def sweep(
+    programs: Programs, kinds: Sequence[str], most: int, winners: Path | None = None, *, table: bool = False
+) -> Iterator[dict[str, Any]]:
     """Every candidate of every size, compiled on all cores first, checked, timed."""
     st.register_backend("triton_planned", PlannedBackend(programs.gpu))
     work = list(product_trials(programs, kinds, most))
-    work += block_trials(programs) if "blocks" in kinds else ()
+    work += block_trials(programs, table=table) if "blocks" in kinds else ()
     work += attention_trials(programs) if "attention" in kinds else ()
     work += backward_trials(programs) if "backward" in kinds else ()
     begin = time.perf_counter()
@@ -326,9 +330,10 @@ def main() -> int:
     parser.add_argument("kinds")
     parser.add_argument("--most", type=int, default=60, help="candidates of one size")
     parser.add_argument("--winners", type=Path, help="the table of winners, which then has those of blocks")
+    parser.add_argument("--table", action="store_true", help="of blocks, the schedules that the table has")
     given = parser.parse_args()
     torch_().manual_seed(0)
-    for row in sweep(Programs(), given.kinds.split(","), given.most, given.winners):
+    for row in sweep(Programs(), given.kinds.split(","), given.most, given.winners, table=given.table):
         print(json.dumps(row), flush=True)
     return 0
 

@@ -17,6 +17,7 @@ from strata.backends.triton.launch.compile import Binary
 from strata.backends.triton.launch.cuda import CudaDriver
 from strata.backends.triton.target import Gpu
 from strata.core import solve_for, substitute
+from strata.errors import RunError
 from strata.kernel import interpret
 
 PROGRAMS: dict[str, TritonProgram] = {}
@@ -138,6 +139,9 @@ class FakeCalls:
         self.staged.append(np.zeros(size, np.uint8))
         return int(self.staged[-1].ctypes.data)
 
+    def is_known(self, address: int) -> bool:
+        return any(a <= address < a + size for a, size in self.core.pinned)
+
     def await_event(self, event: int) -> None:
         self.core.log.append("await")
 
@@ -149,6 +153,8 @@ class FakeCalls:
         return self.events
 
     def record(self, event: int, stream: int) -> None:
+        if stream in self.core.gone:
+            raise RunError("CUDA_ERROR_INVALID_HANDLE (400)", code="X140")
         self.waits.append(("record", event, stream))
 
     def wait(self, stream: int, event: int) -> None:
@@ -165,6 +171,8 @@ class FakeCore:
         self.log: list[str] = []
         self.live: dict[int, np.ndarray] = {}
         self.room, self.broken = memory, False
+        self.gone: set[int] = set()  # streams that others have destroyed
+        self.pinned: list[tuple[int, int]] = []  # memory of the host that another library has pinned
         self.Buffer = SimpleNamespace(from_handle=lambda ptr, size, owner=None: FakeBuffer(self, ptr, size))
         self.ObjectCode = SimpleNamespace(from_cubin=self.load)
         self.Device = SimpleNamespace(get_all_devices=lambda: tuple(self.device(i) for i in range(gpus)))
@@ -174,7 +182,7 @@ class FakeCore:
     def device(self, number: int) -> Any:
         return SimpleNamespace(
             device_id=number, name="Fake H200", compute_capability=(9, 0), set_current=self.use,
-            default_stream=FakeStream(self),
+            default_stream=FakeStream(self), sync=lambda: self.log.append("sync device"),
             memory_resource=SimpleNamespace(allocate=self.allocate),
         )  # fmt: skip
 

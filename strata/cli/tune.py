@@ -19,8 +19,8 @@ def tune(options: Namespace) -> None:
     start = time.perf_counter()
     compiled = Session(options.device).compile(graph, CompileOptions(tune="beam", dim_binding=binding or None))
     seconds = time.perf_counter() - start
-    kernels = compiled.lir.kernels
-    found = [{"kernel": name, "schedule": kernel.schedule} for name, kernel in kernels.items()]
+    found = [{"kernel": name, "schedule": kernel.schedule} for name, kernel in compiled.lir.kernels.items()]
+    found += [{"kernel": s.name, "schedule": s.schedule} for s in compiled.lir.schedule if s.schedule]
     if options.json:
         show.as_json({"model": options.model, "device": options.device, "seconds": seconds, "kernels": found})
         return

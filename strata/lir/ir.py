@@ -88,6 +88,7 @@ class Step:
     views: tuple[Spacing, ...] | None = None  # where a step of one op, or a kernel's `slides`, reads its inputs
     is_module: bool = False
     bodies: tuple[Lir, ...] = field(repr=False, default=())  # plans of the graphs inside of an op, where it runs them
+    schedule: str = ""  # of a step of one op: what a search found, as a kernel has its own
 
     @property
     def read_buffers(self) -> tuple[str, ...]:
@@ -247,7 +248,7 @@ class Lir:
         """A hash of all that can change the code: plan, kernels, graph, constants, target, options, version."""
         digest = hashlib.sha256()
         parts = [self.summary(), str(self.graph), self.target.key, self.made_with]
-        parts += [f"{s.phase} {s.views}" for s in self.schedule]
+        parts += [f"{s.phase} {s.views} {s.schedule}".rstrip() for s in self.schedule]
         parts += [show_kernel(k) for k in self.kernels.values()]
         parts += [body.fingerprint() for s in self.schedule for body in s.bodies]
         for part in parts:

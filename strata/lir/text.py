@@ -118,7 +118,8 @@ def _detail(s: Step, numbers: _Numbers) -> str:
         if s.views is None
         else " views " + "; ".join(f"{v.start} by {' | '.join(map(str, v.strides))}" for v in s.views)
     )
-    return f" {s.phase} nodes {nodes}".rstrip() + views
+    schedule = f" schedule {s.schedule}" if s.schedule else ""
+    return f" {s.phase} nodes {nodes}".rstrip() + schedule + views
 
 
 # ----------------------------------------------------------------------------------------------------------------- read
@@ -135,7 +136,7 @@ _BUFFER = re.compile(
 )
 _STEP = re.compile(
     rf"(?P<kind>run|host|module) (?P<name>\w+)\((?P<inputs>{_NAMES})\) -> (?P<outputs>(?:{_MADE}(?:, {_MADE})*)?) "
-    r"(?P<phase>[a-z]+) nodes ?(?P<nodes>[\d ]*?)(?: views (?P<views>.*))?\Z"
+    r"(?P<phase>[a-z]+) nodes ?(?P<nodes>[\d ]*?)(?: schedule (?P<schedule>.*?))?(?: views (?P<views>.*))?\Z"
 )
 
 
@@ -277,6 +278,7 @@ class _PlanReader:
             views,
             match["kind"] == "module",
             self.bodies.get(at, ()),
+            match["schedule"] or "",
         )
 
     def _node(self, number: str) -> Node:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from strata import ops
 from strata.backends import register_backend
 from strata.backends.triton.backend import interpreted
+from strata.backends.triton.codegen import grid
 from strata.core import DType, bf16, bool_, f16, f32, i64, sym
 from strata.mir import Graph, Value, evaluate
 from strata.ops.nn.attention import AttentionBackward
@@ -146,10 +148,27 @@ def over_pages() -> Iterator[Case]:
         yield name, g, feeds
 
 
+def beside() -> Iterator[Case]:
+    """Of what has programs along a second axis, as if there were 2 of them there and the others along a third."""
+    again = ("plain f32", "causal bf16", "back, causal", "back, causal, beside forward", "pages, prompt")
+    known = [case for case in (*cases(), *gradients(), *over_pages()) if case[0] in again]
+    assert len(known) == len(again)
+    rng = np.random.default_rng(3)
+    g = Graph("batches")
+    shapes = {"a": (5, 40, 33), "b": (5, 33, 17)}
+    g.outputs(ops.matmul(*(g.input(label, f32[shape]) for label, shape in shapes.items())))
+    vars(grid).update(MOST=1, TURN=2)
+    for name, graph, feeds in known:
+        yield f"{name}, along a third axis", graph, feeds
+    feeds = {label: rng.standard_normal(shape).astype(np.float32) for label, shape in shapes.items()}
+    yield "matmuls along a third axis", g, feeds
+    vars(grid).update(MOST=65535, TURN=1 << 15)
+
+
 def main(names: list[str]) -> int:
     register_backend(DEVICE, interpreted())
     total, bad = 0, 0
-    for name, graph, feeds in (*cases(), *gradients(), *over_pages()):
+    for name, graph, feeds in chain(cases(), gradients(), over_pages(), beside()):
         if names and name not in names:
             continue
         total += 1

@@ -13,6 +13,7 @@ says how many registers and bytes of stack (spills) the kernels of NVIDIA GPUs t
 from __future__ import annotations
 
 import argparse
+import re
 import struct
 import sys
 import time
@@ -70,11 +71,15 @@ def compile_all(found: Iterator[SampleCase], gpu: Gpu) -> int:
                 continue
             seen.add(program.text())
             try:
-                binary = binary_of(compiled(program, gpu), program, gpu)
+                made = compiled(program, gpu)
+                binary = binary_of(made, program, gpu)
             except StrataError as error:
                 bad += 1
                 print(f"{case.name}: {error}: {error.__cause__}", file=sys.stderr)
                 continue
+            if gpu.overlaps and not waits_first(made.asm["ptx"]):
+                bad += 1
+                print(f"{case.name}: {program.name} uses memory before it waits for the launch before", file=sys.stderr)
             if gpu.kind == "cuda":
                 registers, stack = usage(binary.code)
                 most = max(most, registers)
@@ -86,6 +91,16 @@ def compile_all(found: Iterator[SampleCase], gpu: Gpu) -> int:
         + (f"; at most {most} registers, {spilled} with a stack" if gpu.kind == "cuda" else "")
     )
     return bad if seen else 1
+
+
+_USES = re.compile(r"^\s*(?:@!?%p\d+ )?(?:ld|st|cp|red|atom|prefetch|tensormap)\.(?!param)\S*", re.MULTILINE)
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether a launch that is brought up early waits before it lets another one begin, and before it uses memory."""
+    places = [ptx.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents")]
+    first = _USES.search(ptx)
+    return 0 < places[0] < places[1] and (first is None or places[1] < first.start())
 
 
 def usage(cubin: bytes) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from strata.backends.driver import DeviceDriver, Launchable, OpenStep
 from strata.backends.offload import OffloadBackend, OffloadExecutable
 from strata.backends.ordering import is_own, own_phases
 from strata.backends.triton.codegen.attention import render_attention, takes_attention
-from strata.backends.triton.codegen.attention_backward import render_backward, takes_backward
+from strata.backends.triton.codegen.attention_backward import BESIDE, render_backward, takes_backward
 from strata.backends.triton.codegen.dequant import render_dequant, takes_dequant
 from strata.backends.triton.codegen.paged import render_paged, takes_paged
 from strata.backends.triton.codegen.pairs import takes_pairs
@@ -86,9 +86,9 @@ def rendered_step(step: Step, gpu: Gpu) -> Rendered | None:
     (node,) = step.nodes
     types = [x.type for x in node.inputs]
     if step.views is not None and takes_backward(node.op, types):
-        return render_backward(node, step.views, gpu)
+        return render_backward(node, step.views, gpu, step.schedule.split(BESIDE))
     if step.views is not None and takes_attention(node.op, types):
-        return render_attention(node, step.views, gpu)
+        return render_attention(node, step.views, gpu, step.schedule)
     if takes_paged(node.op, types):
         return render_paged(node)
     if takes_dequant(node.op, types):

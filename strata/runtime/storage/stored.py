@@ -37,7 +37,7 @@ from strata.mir import (
     substitute_values,
 )
 
-FORMAT = 5
+FORMAT = 6
 MOST_CONSTANT_BYTES = 64 << 20  # of constants that the program does not have itself; larger plans are made anew
 WORTH_SECONDS = 0.02  # plans that are made faster than this are not kept: writing one safely takes about as long
 COMPILER = ("core", "kernel", "mir", "ops", "passes", "lir", "backends", "runtime")  # folders that decide a plan
@@ -172,7 +172,7 @@ def _written(lir: Lir, blobs: _Blobs) -> dict[str, Any]:
             None if (kept := s.slides if s.kernel is not None else s.nodes[0]) is None
             else number(nodes, node_text(kept)),
             None if s.views is None else [[str(v.start), [str(d) for d in v.strides]] for v in s.views],
-            s.convolves, s.generates, [_written(body, blobs) for body in s.bodies],
+            s.convolves, s.generates, s.schedule, [_written(body, blobs) for body in s.bodies],
         ]
         for s in lir.schedule
     ]  # fmt: skip
@@ -383,7 +383,7 @@ class StoredStep(Step):
 def _read_step(
     row: list[Any], kernels: list[StoredKernel], nodes: list[StoredNode], symbols: Mapping[str, Symbol]
 ) -> StoredStep:
-    name, inputs, outputs, label, phase, updates, kernel, node, views, convolves, generates = row
+    name, inputs, outputs, label, phase, updates, kernel, node, views, convolves, generates, schedule = row
 
     def dim(text: str) -> Dim:
         return parse_dim(text, symbols)
@@ -395,7 +395,7 @@ def _read_step(
     )
     step = StoredStep(
         name, tuple(inputs), tuple(outputs), label, None if kernel is None else kernels[kernel],
-        (), phase, tuple((made, start) for made, start in updates), spaced,
+        (), phase, tuple((made, start) for made, start in updates), spaced, schedule=schedule,
     )  # fmt: skip
     object.__delattr__(step, "nodes")
     object.__setattr__(step, "_stored", None if node is None else nodes[node])

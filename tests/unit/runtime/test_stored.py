@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,22 @@ def test_read_back_is_the_same_plan() -> None:
         c.set_param("w", w)
         outs.append(c.run(x=x))
     assert all(np.array_equal(a, b) for a, b in zip(*outs, strict=True))
+
+
+def test_a_schedule_that_a_search_found_for_a_step_is_part_of_the_plan() -> None:
+    lir = CompilePipeline("cpu").compile(network()).lir
+    assert any(s.kernel is None and s.views is not None for s in lir.schedule)
+    tuned = replace(lir, schedule=tuple(
+        replace(s, schedule="attention 16 x 64; attention 32 x 32") if s.kernel is None else s for s in lir.schedule
+    ))  # fmt: skip
+    assert tuned.fingerprint() != lir.fingerprint()
+    assert str(tuned) != str(lir)
+    data = write_plan(tuned)
+    assert data is not None
+    assert st.parse(str(tuned)) == tuned
+    for back in (st.parse(str(tuned)), read_plan(data, None, lambda: lir.graph)):
+        assert [s.schedule for s in back.schedule] == [s.schedule for s in tuned.schedule]
+        assert [s.views for s in back.schedule] == [s.views for s in tuned.schedule]
 
 
 def test_layers_that_are_alike_are_read_once(monkeypatch) -> None:

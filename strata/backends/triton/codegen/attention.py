@@ -21,6 +21,7 @@ from typing import Any
 from strata.backends.attention import DROPPED, LOG2E, LOWEST, AttentionPlaces, HeadStrides
 from strata.backends.triton.codegen.elements import literal
 from strata.backends.triton.codegen.emit import TritonEmitter
+from strata.backends.triton.codegen.grid import place_beside, programs_beside
 from strata.backends.triton.codegen.render import Rendered, TritonProgram, finished
 from strata.backends.triton.codegen.scalars import decoded, dot, encoded
 from strata.backends.triton.codegen.specialised import render_specialised, suits_specialised
@@ -155,7 +156,8 @@ class AttentionText:
             e.write(f"block = {e.size(count)} - 1 - tl.program_id(0)")
         else:
             e.write("block = tl.program_id(0)")
-        e.write("item = tl.program_id(1)")
+        items = sizes.batch * self.op.num_heads
+        place_beside(e, "item", items)
         e.write(f"batch = (item // {self.op.num_heads}).to(tl.int64)")
         e.write(f"head = item % {self.op.num_heads}")
         e.write(f"shared = (head // {self.group}).to(tl.int64)")
@@ -171,7 +173,7 @@ class AttentionText:
             place = f"lse + item.to(tl.int64) * {e.size(sizes.queries)} + row"
             mask = f", mask={inside}" if inside else ""
             e.write(f"tl.store({place}, (most + tl.log2(total)) * {1 / LOG2E!r}{mask})")
-        grid = (count, sizes.batch * self.op.num_heads)
+        grid = (count, *programs_beside(items))
         return Rendered(self.kernel, (self._program(e, "attention", self.kernel.buffers, grid),), ())
 
     def decode(self) -> Rendered:

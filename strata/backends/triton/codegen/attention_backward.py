@@ -16,6 +16,7 @@ from typing import Any
 from strata.backends.attention import LOG2E, AttentionPlaces
 from strata.backends.triton.codegen.attention import AttentionText, takes_attention
 from strata.backends.triton.codegen.emit import TritonEmitter
+from strata.backends.triton.codegen.grid import place_beside, programs_beside
 from strata.backends.triton.codegen.render import Rendered, TritonProgram
 from strata.backends.triton.codegen.scalars import decoded, encoded
 from strata.backends.triton.schedules.schedule import AttentionBlocks, known, parse_gpu_schedule, power_of_two
@@ -25,6 +26,8 @@ from strata.core import Dim, TensorType, dim_max, f32
 from strata.kernel import Buffer, Kernel
 from strata.lir import Spacing
 from strata.mir import Node, Op
+
+BESIDE = "; "  # between the schedules of programs over queries and over keys
 
 
 def takes_backward(op: Op, types: Sequence[TensorType]) -> bool:
@@ -49,7 +52,7 @@ class _Named:
 
 def render_backward(node: Node, views: Sequence[Spacing], gpu: Gpu, given: Sequence[str] = ()) -> Rendered:
     """The programs of a backward attention whose inputs are spaced as given; `given` are schedules of the programs
-    over queries and over keys."""
+    over queries and over keys, where they are not empty."""
     op: Any = node.op
     types = [x.type for x in node.inputs]
     names = ("q", "k", "v", "dy", *(("out", "lse") if op.has_lse else ()))
@@ -65,7 +68,9 @@ def render_backward(node: Node, views: Sequence[Spacing], gpu: Gpu, given: Seque
     for at, kind in enumerate(("queries", "keys")):
         measured = known(sizes.queries), known(sizes.keys), max(op.head_dim, sizes.value_dim)
         found = (
-            parse_gpu_schedule(texts[at]) if texts else winner(gpu, f"attention {kind} {types[0].dtype.bits}", measured)
+            parse_gpu_schedule(texts[at])
+            if any(texts[at : at + 1])
+            else winner(gpu, f"attention {kind} {types[0].dtype.bits}", measured)
         )
         assert isinstance(found, AttentionBlocks), f"{found} is no schedule of attention"
         rows, keys = power_of_two(known(sizes.queries), 16, found.rows), power_of_two(known(sizes.keys), 16, found.keys)
@@ -109,7 +114,9 @@ class BackwardText(AttentionText):
         e.write(f"place = item.to(tl.int64) * {e.size(sizes.queries)} + row")
         e.write(f"tl.store(most_of + place, most + tl.log2(total){mask})")
         e.write(f"tl.store(slope_of + place, slope{mask})")
-        return self._program(e, self.kernel.name, (*self.kernel.inputs, *scratch), (count, self._items))
+        return self._program(
+            e, self.kernel.name, (*self.kernel.inputs, *scratch), (count, *programs_beside(self._items))
+        )
 
     @property
     def _items(self) -> Dim:
@@ -122,7 +129,7 @@ class BackwardText(AttentionText):
             e.write(f"block = {e.size((sizes.queries + b.rows - 1) // b.rows)} - 1 - tl.program_id(0)")
         else:
             e.write("block = tl.program_id(0)")
-        e.write("item = tl.program_id(1)")
+        place_beside(e, "item", self._items)
         e.write(f"batch = (item // {self.op.num_heads}).to(tl.int64)")
         e.write(f"head = item % {self.op.num_heads}")
         e.write(f"shared = (head // {self.group}).to(tl.int64)")
@@ -198,7 +205,7 @@ class BackwardText(AttentionText):
         e.write(f"tl.store({place} + dim[None, :], {encoded('sums', self.dtype, e.needs)}{mask})")
         count = (sizes.queries + b.rows - 1) // b.rows
         buffers = (*self.kernel.inputs, *scratch, self.kernel.outputs[0])
-        return self._program(e, f"{self.kernel.name}{suffix}", buffers, (count, self._items))
+        return self._program(e, f"{self.kernel.name}{suffix}", buffers, (count, *programs_beside(self._items)))
 
     def _queries_loop(self, e: TritonEmitter, low: str, high: str, *, bounded: bool, positional: bool) -> None:
         b, op, sizes = self.blocks, self.op, self.places.sizes
@@ -224,7 +231,8 @@ class BackwardText(AttentionText):
         b, op, sizes = self.blocks, self.op, self.places.sizes
         e = self._emitter()
         e.write("block = tl.program_id(0)")
-        e.write("item = tl.program_id(1)")
+        items = sizes.batch * op.kv_heads
+        place_beside(e, "item", items)
         e.write(f"batch = (item // {op.kv_heads}).to(tl.int64)")
         e.write(f"shared = (item % {op.kv_heads}).to(tl.int64)")
         e.write(f"key = block * {b.keys} + tl.arange(0, {b.keys})")
@@ -265,7 +273,7 @@ class BackwardText(AttentionText):
         count_ = (sizes.keys + b.keys - 1) // b.keys
         read = tuple(x for x in self.kernel.inputs if x.name != "out")
         buffers = (*read, *scratch, *self.kernel.outputs[1:])
-        return self._program(e, f"{self.kernel.name}{suffix}", buffers, (count_, sizes.batch * op.kv_heads))
+        return self._program(e, f"{self.kernel.name}{suffix}", buffers, (count_, *programs_beside(items)))
 
     def _keys_loop(self, e: TritonEmitter, low: str, high: str, *, positional: bool) -> None:
         b, op, sizes = self.blocks, self.op, self.places.sizes

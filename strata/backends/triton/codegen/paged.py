@@ -15,6 +15,7 @@ from typing import Any
 
 from strata.backends.attention import DROPPED, LOG2E
 from strata.backends.triton.codegen.emit import TritonEmitter
+from strata.backends.triton.codegen.grid import place_beside, programs_beside
 from strata.backends.triton.codegen.render import Rendered, TritonProgram, finished
 from strata.backends.triton.codegen.scalars import dot, encoded
 from strata.backends.triton.schedules.schedule import AttentionBlocks, power_of_two
@@ -97,7 +98,8 @@ class PagedText:
         e = self._emitter()
         down = (count + b.rows - 1) // b.rows
         e.write(f"block = {e.size(down)} - 1 - tl.program_id(0)")  # the longest rows first
-        e.write("item = tl.program_id(1)")
+        items = batch * self.op.num_heads
+        place_beside(e, "item", items)
         e.write(f"batch = (item // {self.op.num_heads}).to(tl.int64)")
         e.write(f"head = (item % {self.op.num_heads}).to(tl.int64)")
         e.write(f"shared = head // {self.group}")
@@ -123,7 +125,7 @@ class PagedText:
         self._loop(e, "full", "last", old=False, new=True, causal=True, near=near)
         e.write("sums = sums / total[:, None]")
         self._store(e, f"(batch * {size} + query[:, None]) * {self.op.num_heads} + head", "sums", "inside[:, None]")
-        made = self._program(e, "paged_attention", self.kernel.buffers, (down, batch * self.op.num_heads))
+        made = self._program(e, "paged_attention", self.kernel.buffers, (down, *programs_beside(items)))
         return Rendered(self.kernel, (made,), ())
 
     def decode(self) -> Rendered:

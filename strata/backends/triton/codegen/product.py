@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from strata.backends.triton.codegen.elements import literal
 from strata.backends.triton.codegen.emit import Lane, TritonEmitter, place_points
+from strata.backends.triton.codegen.grid import place_beside, programs_beside
 from strata.backends.triton.codegen.scalars import dot, encoded
 from strata.backends.triton.schedules.schedule import TritonTiles, fitted_tiles, known, parse_gpu_schedule
 from strata.backends.triton.schedules.winners import has_winners, winner
@@ -197,7 +198,7 @@ def emit_contraction(product: TiledContraction) -> tuple[TritonEmitter, tuple[Di
     down, across = (e.size(n) for n in counts)
     with ExitStack() as inside:
         if form.batch:
-            e.write("batch = tl.program_id(1)")
+            place_beside(e, "batch", dim_prod([a.extent for a in form.batch]))
             _place_batch(e, form.batch)
         loaded = _descriptors(e, product)
         if tiles.persistent:
@@ -223,7 +224,8 @@ def emit_contraction(product: TiledContraction) -> tuple[TritonEmitter, tuple[Di
             values_in_order(e, store.value)
             e.store(store)
     programs: tuple[Dim, ...] = (tiles.persistent,) if tiles.persistent else (counts[0] * counts[1],)
-    return e, (*programs, *([dim_prod([a.extent for a in form.batch])] if form.batch else []))
+    beside = programs_beside(dim_prod([a.extent for a in form.batch])) if form.batch else ()
+    return e, (*programs, *beside)
 
 
 def _ordered(e: TritonEmitter, group: int, down: str, across: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from strata.errors import RunError
 
 _EVENT_WITHOUT_TIMES = 2
 _SERIAL_BUT_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_KIND_OF_MEMORY = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 _EARLY = 1  # an edge of a graph whose second kernel may begin, and waits, when all programs of the first have begun
 
 
@@ -103,6 +104,7 @@ class DriverCalls:
         self._down = _typed(lib.cuMemcpyDtoHAsync_v2, ptr, u64, ctypes.c_size_t, ptr)
         self._up = _typed(lib.cuMemcpyHtoDAsync_v2, u64, ptr, ctypes.c_size_t, ptr)
         self._pinned = _typed(lib.cuMemAllocHost_v2, ptr, ctypes.c_size_t)
+        self._pointer = _typed(lib.cuPointerGetAttribute, ptr, ctypes.c_int, u64)
         self._current = _typed(lib.cuCtxGetCurrent, ptr)
         self._function = _typed(lib.cuKernelGetFunction, ptr, ptr)
         self._info = _typed(lib.cuMemGetInfo_v2, ptr, ptr)
@@ -183,6 +185,11 @@ class DriverCalls:
         made = ctypes.c_void_p()
         self.check(self._pinned(ctypes.byref(made), size))
         return made.value or 0
+
+    def is_known(self, address: int) -> bool:
+        """Whether memory of the host is the driver's, or registered with it: copies from there do not wait."""
+        kind = ctypes.c_uint()
+        return not self._pointer(ctypes.byref(kind), _KIND_OF_MEMORY, address)
 
     def graph(self, launches: Sequence[PreparedLaunch]) -> KernelGraph:
         return KernelGraph(self, launches)

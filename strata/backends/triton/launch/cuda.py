@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from math import prod
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from strata.backends.driver import DeviceDriver
 from strata.backends.recipe import Copy, Launch, number
 from strata.backends.resident import DeviceArray
+from strata.backends.triton.codegen.grid import MOST
 from strata.backends.triton.codegen.render import Rendered, TritonProgram, render
 from strata.backends.triton.launch.calls import DriverCalls, PreparedLaunch
 from strata.backends.triton.launch.compile import INSTALL, Binary, compile_program, is_installed
@@ -36,7 +38,7 @@ from strata.kernel import Kernel
 
 NEEDS = f"{INSTALL}, on a machine with an NVIDIA GPU and its driver"
 _PLAIN_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without asking
-_MOST_PROGRAMS = (1 << 31) - 1  # of a grid along its first dimension
+_MOST_PROGRAMS = (1 << 31) - 1, MOST, MOST  # of a grid along its dimensions
 _CUDA = 2  # of DLPack's kinds of devices
 _STAGED = range((32 << 10) + 1, (64 << 20) + 1)  # bytes of an array that goes up through pinned memory, without a wait
 _PIECE = 4 << 20  # bytes of it at a time
@@ -81,6 +83,7 @@ class CudaDriver(DeviceDriver):
         self._used: deque[tuple[int, list[Any]]] = deque()  # and before, with the event that ends their use
         self._ended: deque[int] = deque()  # streams on which others used memory that has come back
         self._events: list[int] = []
+        self._loaded: WeakValueDictionary[Any, _Entry] = WeakValueDictionary()
         self._staging = _Staging(self)
         self._torch_types: dict[Any, np.dtype[Any]] = {}
         self._is_alone = len(self._core.Device.get_all_devices()) == 1  # nobody makes another GPU current
@@ -99,6 +102,7 @@ class CudaDriver(DeviceDriver):
 
     def release(self, buffer: _Memory) -> None:
         with self._asking("giving memory back"):
+            self._after_ended()
             buffer.buffer.close(self.stream)  # when the stream is there
 
     def place(self, buffer: _Memory) -> int:
@@ -112,12 +116,15 @@ class CudaDriver(DeviceDriver):
         if not array.nbytes:
             return
         with self._asking("copying to the GPU"):
+            self._after_ended()
             if array.nbytes in _STAGED:
                 for at in range(0, array.nbytes, _PIECE):
                     self._write_staged(buffer + at, array.ctypes.data + at, min(_PIECE, array.nbytes - at))
                 return
             source = self._core.Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
             source.copy_to(self._memory(buffer, array.nbytes), stream=self.stream)
+            if self.calls.is_known(array.ctypes.data):  # pinned by another library: the driver reads it later
+                self.stream.sync()
 
     def _write_staged(self, target: int, source: int, size: int) -> None:
         stage = self._staging.take(size)
@@ -131,6 +138,7 @@ class CudaDriver(DeviceDriver):
         if not array.nbytes:
             return
         with self._asking("copying from the GPU"):
+            self._after_ended()
             target = self._core.Buffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
             self._memory(buffer, array.nbytes).copy_to(target, stream=self.stream)
             self.stream.sync()
@@ -140,22 +148,17 @@ class CudaDriver(DeviceDriver):
         if not array.nbytes:
             return lambda: None
         with self._asking("copying from the GPU"):
+            self._after_ended()
             stage = self._staging.take(array.nbytes)
             self.calls.down(buffer, stage.address, array.nbytes, self._handle)
             stage.event = self._event()
             self.calls.record(stage.event, self._handle)
-
-        def wait() -> None:
-            with self._asking("copying from the GPU"):
-                self.calls.await_event(stage.event)
-            ctypes.memmove(array.ctypes.data, stage.address, array.nbytes)
-            self._staging.give(stage)
-
-        return wait
+        return _Download(self, stage, array)
 
     def copy(self, source: int, target: int, size: int) -> None:
         if size:
             with self._asking("copying on the GPU"):
+                self._after_ended()
                 self.calls.copy(source, target, size, self._handle)
 
     def _memory(self, place: int, size: int) -> Any:
@@ -262,9 +265,20 @@ class CudaDriver(DeviceDriver):
     def _after(self, other: int) -> None:
         """What comes on our stream waits for another stream."""
         event = self._event()
-        self.calls.record(event, other)
-        self.calls.wait(self._handle, event)
-        self._events.append(event)
+        try:
+            self.calls.record(event, other)
+            self.calls.wait(self._handle, event)
+        finally:
+            self._events.append(event)
+
+    def _after_ended(self) -> None:
+        """Memory that others used on streams of their own has come back: what comes next waits for those streams. It
+        is for whoever holds the lock: nobody may launch between a stream that is taken here and the wait for it."""
+        while self._ended:
+            try:
+                self._after(self._ended.popleft())
+            except RunError:  # the stream is gone, while its work may be under way
+                self.device.sync()
 
     # kernels
 
@@ -275,7 +289,14 @@ class CudaDriver(DeviceDriver):
         return _Loaded(rendered, self)
 
     def load(self, program: TritonProgram) -> _Entry:
-        """A program on the GPU."""
+        """A program on the GPU: one for all layers that have it, while one of them is there."""
+        key = program.text(), program.name, program.schedule, program.buffers, program.sizes, program.grid
+        found = self._loaded.get(key)
+        if found is None:
+            found = self._loaded[key] = self._load(program)
+        return found
+
+    def _load(self, program: TritonProgram) -> _Entry:
         binary = self._compiler(program, self.gpu)
         with self._asking(f"loading kernel {program.name}"):
             code = self._core.ObjectCode.from_cubin(binary.code)
@@ -307,8 +328,8 @@ class CudaDriver(DeviceDriver):
         made = []
         for program, chosen, numbers, grid in kernel.launches(action.operands[:count], action.sizes):
             entry = kernel.entries[program.name]
-            if grid[0] > _MOST_PROGRAMS:
-                raise RunError(f"kernel {program.name}: {grid[0]} programs are more than a GPU takes", code="X140")
+            if any(n > most for n, most in zip(grid, _MOST_PROGRAMS, strict=False)):
+                raise RunError(f"kernel {program.name}: {prod(grid)} programs are more than a GPU takes", code="X140")
             spare = [0] * (entry.binary.arguments - len(chosen) - len(numbers))
             patches = [(i, *operand) for i, operand in enumerate(chosen)]
             if entry.binary.scratch_bytes:
@@ -322,8 +343,7 @@ class CudaDriver(DeviceDriver):
 
     def play(self, recorded: LaunchSequence, places: Sequence[Any]) -> None:
         with self._asking("launching kernels"):
-            while self._ended:
-                self._after(self._ended.popleft())
+            self._after_ended()
             self.replays += recorded.play(places, self._handle)
 
     def player(self, recorded: LaunchSequence) -> Callable[[Sequence[Any]], None]:
@@ -419,6 +439,31 @@ class _Staging:
 
     def give(self, stage: _Stage) -> None:
         self._free[stage.size].append(stage)
+
+
+class _Download:
+    """A copy to an array of the host that is under way. Its pinned memory goes back even if nobody waits for it."""
+
+    def __init__(self, driver: CudaDriver, stage: _Stage, array: np.ndarray) -> None:
+        self._driver, self._array = driver, array
+        self._stage: _Stage | None = stage
+
+    def __call__(self) -> None:
+        stage = self._stage
+        if stage is None:
+            return
+        with self._driver._asking("copying from the GPU"):
+            self._driver.calls.await_event(stage.event)
+        ctypes.memmove(self._array.ctypes.data, stage.address, self._array.nbytes)
+        self._end()
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            self._driver._staging.give(stage)  # used again when its event is over
 
 
 class _Entry:

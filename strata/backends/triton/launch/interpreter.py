@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,22 @@ class Pointer:
         """It is the same memory."""
 
 
+@cache
+def _spread_conditions() -> None:
+    """Triton 3.6 makes floats of a condition of one element when it meets those of a block; here it stays one."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    spread = InterpreterBuilder.create_splat
+
+    def create_splat(self: Any, kind: Any, value: Any) -> Any:
+        made = spread(self, kind, value)
+        if value.data.dtype == np.bool_:
+            made.data = made.data.astype(np.bool_)
+        return made
+
+    InterpreterBuilder.create_splat = create_splat
+
+
 class InterpreterDriver(DeviceDriver):
     """Buffers are NumPy bytes that start as garbage."""
 
@@ -74,6 +91,7 @@ class InterpreterDriver(DeviceDriver):
                 "Triton's interpreter is off in this process", code="E101", place=here(), fix="TRITON_INTERPRET=1"
             )
         super().__init__()
+        _spread_conditions()
         self.launches: list[str] = []
 
     def allocate(self, size: int) -> np.ndarray:

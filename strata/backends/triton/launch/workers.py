@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from threading import Thread
+from threading import Thread, Timer
 
 from strata.backends.triton.codegen.render import TritonProgram
 from strata.backends.triton.launch import jobs
@@ -27,6 +27,7 @@ from strata.core import available_threads
 from strata.errors import CompileError
 
 FEW = 4  # jobs that are done here: a worker takes a moment to start
+LONGEST = 300.0  # seconds that a worker may take for a job
 _LAST = 1  # after all jobs, whose numbers are not positive
 _CRASHES = {int(s): s.name for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)}
 
@@ -38,7 +39,7 @@ def compile_ahead(
     """Put the binaries of programs into the store, as far as they are not there. What Triton rejects is returned, by
     its text; `done(finished, all)` is told of progress, where `all` are those that were found so far."""
     store = default_store()
-    pool = _Workers(available_threads(workers))
+    pool = _Workers(1 if getattr(sys, "frozen", False) else available_threads(workers))  # its executable is no Python
     seen: set[str] = set()
     missing: list[CompileJob] = []
     rejected: dict[str, str] = {}
@@ -109,19 +110,20 @@ class _Workers:
             try:
                 worker = worker or _Worker()
                 answer = worker.ask(job)
-            except (OSError, ValueError):  # there is no worker, or it ended
-                crash = None if worker is None else _CRASHES.get(-worker.end())
+            except (OSError, ValueError, TypeError):  # there is no worker, it ended, or it answers something else
+                reason = None if worker is None else worker.why_ended()
                 worker = None
-                answer = _done_here(job) if crash is None else str(job.rejected(f"its compiler crashed ({crash})"))
+                answer = _done_here(job) if reason is None else str(job.rejected(reason))
             self.answers.put((job, answer))
         if worker is not None:
             worker.end()
 
 
 class _Worker:
-    """A process. It ends with its input, and hears of no Ctrl-C."""
+    """A process. It ends with its input, or when a job takes too long, and hears of no Ctrl-C."""
 
     def __init__(self) -> None:
+        self._is_late = False
         command = [sys.executable, "-P", jobs.__file__]  # not beside modules that have names of other packages
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, process_group=0)
@@ -130,10 +132,28 @@ class _Worker:
         questions, answers = self._process.stdin, self._process.stdout
         assert questions is not None
         assert answers is not None
-        questions.write(json.dumps(job.data) + "\n")
-        questions.flush()
-        code, *rest = json.loads(answers.readline())
+        timer = Timer(LONGEST, self._stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            questions.write(json.dumps(job.data) + "\n")
+            questions.flush()
+            answer = answers.readline()
+        finally:
+            timer.cancel()
+        code, *rest = json.loads(answer)
         return Binary(base64.b64decode(code), *rest) if rest else str(job.rejected(code))
+
+    def _stop(self) -> None:
+        self._is_late = True
+        self._process.kill()
+
+    def why_ended(self) -> str | None:
+        """What the job that it had did to it; None where that was not the job. The worker is no more."""
+        crash = _CRASHES.get(-self.end())
+        if self._is_late:
+            return f"its compiler took longer than {LONGEST:.0f} s"
+        return None if crash is None else f"its compiler crashed ({crash})"
 
     def end(self) -> int:
         """The code that it returns."""

@@ -5,6 +5,7 @@ What a GPU does is not shown here; that the right code is launched on the right 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +16,20 @@ import pytest
 from strata.backends.offload import OffloadBackend
 from strata.backends.recipe import Copy
 from strata.backends.resident import HOMES
+from strata.backends.triton.backend import TritonBackend
+from strata.backends.triton.codegen.render import render
 from strata.backends.triton.launch import cuda
 from strata.backends.triton.launch.calls import PreparedLaunch
 from strata.backends.triton.launch.cuda import CudaDriver
 from strata.backends.triton.launch.launches import SHORT, LaunchSequence
+from strata.backends.triton.tuning import tune
 from strata.core import f32, sym
 from strata.errors import DeviceError, OutOfMemoryError, RunError
 from strata.kernel import parse_kernel
 from strata.lir import plan
 from strata.mir import Graph, evaluate
-from strata.ops import gelu, matmul, reduce_sum, sort
-from tests.fake_cuda import FakeCore, driver_of, fake_binary
+from strata.ops import attention, gelu, matmul, reduce_sum, sort
+from tests.fake_cuda import FakeCalls, FakeCore, driver_of, fake_binary
 
 COPY = """kernel @copy(x: f32[8]) -> out: f32[8] {
   axis i in 8
@@ -77,6 +81,29 @@ def test_the_second_run_is_one_graph(core: FakeCore) -> None:
         assert launches == ([f"graph of {steps}"] if time else ["launch k0"] * steps)
     assert driver.replays == 3
     assert core.currents  # whoever comes first makes the device its own
+
+
+def test_layers_that_are_alike_load_their_programs_once(core: FakeCore) -> None:
+    g = Graph("layers")
+    x = g.input("x", f32[2, 8, 24, 16])
+    for _ in range(4):
+        x = attention(x, x, x, layout="bhsd")
+    g.outputs(x)
+    asked: list[str] = []
+
+    def compiler(program: Any, gpu: Any) -> Any:
+        asked.append(program.name)
+        return fake_binary(program, gpu)
+
+    driver = CudaDriver(core=core, calls=FakeCalls(core), compiler=compiler)
+    backend = TritonBackend("layers", driver.gpu, driver)
+    lir = plan(g, whole=backend.runs_whole, views=backend.reads_views)
+    made = backend.compile(lir)
+    assert [s.name for s in lir.schedule] == ["attention"] * 4
+    assert asked == ["attention"]
+    del made
+    gc.collect()
+    assert not driver._loaded, "programs end with the plans that have them"
 
 
 def test_sizes_that_change_are_launched_one_by_one(core: FakeCore) -> None:
@@ -316,3 +343,87 @@ def test_copies_of_memory_to_itself_do_not_cut_a_graph() -> None:
     calls.lines.clear()
     sequence.play([100, 200, 300], 1)
     assert calls.lines == [line for n in range(4) for line in (f"{n}[{100 + 8 * n}]", "copy 200 300 4")]
+
+
+USES = {
+    "write": lambda driver, a, b: driver.write(driver.place(a), np.zeros(8, np.float32)),
+    "staged": lambda driver, a, b: driver.write(driver.place(a), np.zeros(1 << 16, np.uint8)),
+    "read": lambda driver, a, b: driver.read(driver.place(a), np.zeros(8, np.float32)),
+    "read later": lambda driver, a, b: driver.read_later(driver.place(a), np.zeros(8, np.float32)),
+    "copy": lambda driver, a, b: driver.copy(driver.place(a), driver.place(b), 32),
+    "release": lambda driver, a, b: driver.release(a),
+    "launch": lambda driver, a, b: driver.launch(
+        driver.make(parse_kernel(COPY)), [driver.place(a), driver.place(b)], {}
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_memory_that_comes_back_from_another_stream_is_used_behind_it(core: FakeCore, use: str) -> None:
+    driver = driver_of(core)
+    buffers = [driver.allocate(1 << 16) for _ in range(2)]
+    waits = driver.calls.waits
+    lent = cuda._Lent(None, driver, 7)  # type: ignore[arg-type] # an array that a library used on stream 7
+    USES[use](driver, *buffers)
+    assert ("record", 1, 7) not in waits, "it is still used there, by whoever has it"
+    waits.clear()
+    buffers = [driver.allocate(1 << 16) for _ in range(2)]
+    del lent
+    USES[use](driver, *buffers)
+    (_, event, _), (_, stream, awaited) = waits[:2]
+    assert waits[0] == ("record", event, 7)
+    assert waits[1] == ("wait", stream, event) == ("wait", 1, awaited)
+
+
+def test_a_stream_that_is_gone_has_the_device_waited_for(core: FakeCore) -> None:
+    driver = driver_of(core)
+    buffer = driver.allocate(64)
+    core.gone.add(7)
+    lent = cuda._Lent(None, driver, 7)  # type: ignore[arg-type]
+    del lent
+    driver.write(driver.place(buffer), np.zeros(8, np.float32))
+    assert core.log == ["sync device", "copy 32"]
+    driver.write(driver.place(buffer), np.zeros(8, np.float32))
+    assert core.log.count("sync device") == 1
+
+
+def test_an_array_in_pinned_memory_may_change_when_a_write_returns(core: FakeCore) -> None:
+    """The driver copies from there by itself, later; pageable memory it copies before it returns."""
+    driver = driver_of(core)
+    place = driver.place(driver.allocate(64))
+    array = np.arange(8, dtype=np.float32)
+    driver.write(place, array)
+    assert core.log == ["copy 32"]
+    core.pinned.append((array.ctypes.data, array.nbytes))
+    driver.write(place, array)
+    assert core.log == ["copy 32", "copy 32", "sync"]
+
+
+def test_pinned_memory_of_a_read_that_nobody_waits_for_is_used_again(core: FakeCore) -> None:
+    driver = driver_of(core)
+    place = driver.place(driver.allocate(64))
+    array = np.zeros(8, np.float32)
+    for _ in range(5):
+        driver.read_later(place, array)  # as the last step of a text whose end came before
+    assert len(driver.calls.staged) == 1
+    wait = driver.read_later(place, array)
+    wait()
+    wait()
+    other = driver.read_later(place, array), driver.read_later(place, array)
+    assert len({driver.calls.staged[n].ctypes.data for n in range(len(driver.calls.staged))}) == 2
+    for wait in other:
+        wait()
+
+
+def test_a_schedule_that_writes_nothing_is_none_that_a_search_takes(
+    core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the schedule before it wrote is not there any more."""
+    driver, kernel = driver_of(core), parse_kernel(COPY)
+    search = tune.Search((f32[8],), (f32[8],), lambda: (), lambda text: render(kernel))
+    bench = tune._CardBench(search, driver)
+    assert bench.seconds(search.render(""), float("inf")) is not None
+    monkeypatch.setattr(driver, "launch", lambda *_: None)
+    assert bench.seconds(search.render(""), float("inf")) is None
+    bench.close()
+    assert not core.live

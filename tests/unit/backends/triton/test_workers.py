@@ -37,13 +37,17 @@ def test_a_job_that_fails_is_answered_and_the_next_one_is_taken() -> None:
 
 GPU = Gpu.named("sm_90")
 WORKER = """
-import base64, json, os, sys
+import base64, json, os, sys, time
 for line in sys.stdin:
     name = json.loads(line)["name"]
     if name == "crashes":
         os.abort()
     if name == "is_ended":
         sys.exit(1)
+    if name == "hangs":
+        time.sleep(600)
+    if name == "nothing":
+        print("null", flush=True)
     if name == "babbles":
         print("what a library prints", flush=True)
     print(json.dumps([base64.b64encode(name.encode()).decode(), name, 128, 0, 2, 0]), flush=True)
@@ -87,8 +91,27 @@ def test_a_worker_that_ends_costs_its_own_job_only() -> None:
 
 
 @pytest.mark.usefixtures("other_workers")
-def test_without_processes_the_jobs_are_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/there/is/no/python")
+def test_a_job_that_takes_too_long_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "LONGEST", 1.5)
+    rejected = workers.compile_ahead(programs("a", "hangs", "b", "nothing", "c"), GPU, workers=2)
+    told = sorted(rejected.values())
+    assert len(told) == 2
+    assert "its compiler took longer than 2 s" in told[0]
+    assert told[1] == "done here"
+
+
+@pytest.mark.usefixtures("other_workers")
+@pytest.mark.parametrize("executable", ["/there/is/no/python", "", None])
+def test_without_processes_the_jobs_are_done_here(monkeypatch: pytest.MonkeyPatch, executable: str | None) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    assert set(workers.compile_ahead(programs(*"abcdef"), GPU, workers=2).values()) == {"done here"}
+
+
+@pytest.mark.usefixtures("other_workers")
+def test_a_program_that_is_frozen_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its executable is the program itself, whatever arguments it is given."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(workers, "_Worker", lambda: pytest.fail("a process was started"))
     assert set(workers.compile_ahead(programs(*"abcdef"), GPU, workers=2).values()) == {"done here"}
 
 
