@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -39,6 +39,7 @@ class DType:
     is_signed: bool = field(init=False)
     is_complex: bool = field(init=False)
     is_inexact: bool = field(init=False)  # float or complex: the types that derivatives exist for
+    __tree_leaf__: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         facts = {
