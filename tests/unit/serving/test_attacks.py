@@ -46,6 +46,25 @@ def server(decoder: Make) -> Iterator[Server]:
         yield made
 
 
+@pytest.mark.parametrize("where", ["target", "value", "names", "trailer"])
+def test_headers_that_come_at_once_are_limited(server: Server, where: str) -> None:
+    """As those that come in parts are: what is larger than 64 KB is refused, and the connection ends."""
+    for size, status in ((50_000, 200), (100_000, 400), (400_000, 400)):
+        target = "/health?" + "x" * size if where == "target" else "/health"
+        head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\n"
+        if where == "value":
+            head += f"a: {'x' * size}\r\n"
+        if where == "names":
+            head += "".join(f"name-{i:05}: x\r\n" for i in range(size // 15))
+        if where == "trailer":
+            head += f"Transfer-Encoding: chunked\r\n\r\n0\r\na: {'x' * size}\r\n"
+        made = raw(server, head + "\r\n")
+        answer = made.recv(1000)
+        made.close()
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), (size, answer[:200])
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
 def eventually(true: Callable[[], Any]) -> bool:
     end = time.monotonic() + 30
     while not true():
