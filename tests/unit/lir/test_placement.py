@@ -1,6 +1,6 @@
 """Where buffers lie never changes a result: packed, packed otherwise, and each in memory of its own give equal bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 from strata import ops
 from strata.backends.llvm.runtime.executable import CpuExecutable
 from strata.core import sym
-from strata.lir import Lir, memory
+from strata.lir import ArenaBlock, Lir, SizeClasses, byte_size, memory
 from strata.mir import Graph, evaluate
 from strata.runtime import CompilePipeline
 from tests.programs import graphs
@@ -113,3 +113,65 @@ def test_equal_bits(build: Callable[[], Graph], monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("size", [1, 6, 40])
 def test_symbolic_sizes(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check(graphs.one_encoder_layer(length=sym("S", 1, 64), width=48, heads=4), monkeypatch, {"S": size})
+
+
+def disjoint(lir: Lir, offsets: Mapping[str, int], binding: dict[str, int]) -> bool:
+    """Whether no two buffers that are alive at once share a byte."""
+    own = [b for b in lir.buffers if b.role == "scratch" and b.alias is None]
+    at = {b.name: (offsets[b.name], offsets[b.name] + byte_size(b, binding)) for b in own}
+    return all(
+        at[a.name][1] <= at[b.name][0] or at[b.name][1] <= at[a.name][0]
+        for i, a in enumerate(own)
+        for b in own[:i]
+        if a.birth <= b.death and b.birth <= a.death and byte_size(a, binding) and byte_size(b, binding)
+    )
+
+
+def placements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts how often buffers are placed."""
+    placed: list[int] = []
+    pack = memory.pack
+
+    def counted(blocks: Sequence[ArenaBlock]) -> tuple[dict[str, int], int]:
+        placed.append(len(blocks))
+        return pack(blocks)
+
+    monkeypatch.setattr(memory, "pack", counted)
+    return placed
+
+
+@pytest.mark.parametrize(("most", "count"), [(1 << 30, 2), (0, 26)])
+def test_sizes_of_a_class_share_a_placement(most: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 to 16 and 17 to 32 do, unless that takes too much memory."""
+    graph = graphs.one_encoder_layer(length=sym("S", 1), width=48, heads=4)
+    lir = CompilePipeline("cpu").compile(graph).lir
+    placed, classes = placements(monkeypatch), SizeClasses(lir, most)
+    for size in range(9, 33):
+        assert disjoint(lir, classes.placement({"S": size}).offsets, {"S": size})
+    assert len(placed) == count
+
+
+def test_a_class_is_no_larger_than_the_bounds_of_sizes() -> None:
+    graph = graphs.one_encoder_layer(length=sym("S", 1, 70), width=48, heads=4)
+    lir = CompilePipeline("cpu").compile(graph).lir
+    assert SizeClasses(lir, 1 << 30).placement({"S": 66}).arena_size == lir.arena_size
+
+
+def test_runs_of_a_class_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program, for sizes in any order, beside one for each size alone."""
+    graph = graphs.one_encoder_layer(length=sym("S", 1), width=48, heads=4)
+    lir = CompilePipeline("cpu").compile(graph).lir
+    sizes = [17, 32, 23, 5, 31, 18]
+    feeds = {size: random_feeds(graph, {"S": size}) for size in sizes}
+    weights = {name: feeds[17][name] for name in lir.graph.param_names}
+    alone = [run(lir, feeds[size] | weights, {"S": size}) for size in sizes]
+    executable, placed = CpuExecutable(lir, lir.target), placements(monkeypatch)
+    for name, value in weights.items():
+        executable.set_param(name, value)
+    for size, wanted in zip(sizes, alone, strict=True):
+        kinds = [x.type.bind({"S": size}) for x in lir.graph.results]
+        outputs = [np.empty(t.static_shape, t.dtype.np) for t in kinds]
+        executable.run([feeds[size][name] for name in lir.graph.input_names], outputs, {"S": size})
+        for got, want in zip(outputs, wanted, strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert len(placed) == 2

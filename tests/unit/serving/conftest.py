@@ -6,13 +6,43 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import pytest
 
 from strata.io import save_safetensors
-from strata.models import Decoder, load
+from strata.models import Decoder, PagedCache, load
+from strata.serving import Engine
+from strata.serving.fairness import FairShare
 from tests.unit.models.random_models import SIZES, random_model
+
+
+def usual_cost(rows: int, tokens: int) -> float:
+    """What a call of the model costs, in that of one row: many rows read the weights once."""
+    return 0.4 + 0.35 * tokens if tokens > 1 else 0.5 + 0.5 * rows
+
+
+@pytest.fixture(autouse=True)
+def simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines take steps to be as long as they would usually be: who takes part in one does not depend on the machine.
+
+    Each has its own time, which goes on as its model computes.
+    """
+    times: WeakKeyDictionary[PagedCache, float] = WeakKeyDictionary()
+    step, start = PagedCache.step, Engine.__init__
+
+    def timed(cache: PagedCache, tables: Any, ids: np.ndarray, **more: Any) -> np.ndarray:
+        times[cache] = times.get(cache, 0.0) + usual_cost(*ids.shape)
+        return step(cache, tables, ids, **more)
+
+    def made(engine: Engine, *args: Any, **options: Any) -> None:
+        start(engine, *args, **options)
+        cache = ref(engine.cache)
+        engine.fair = FairShare(lambda: times.get(here, 0.0) if (here := cache()) is not None else 0.0)
+
+    monkeypatch.setattr(PagedCache, "step", timed)
+    monkeypatch.setattr(Engine, "__init__", made)
 
 
 class Letters:

@@ -46,6 +46,25 @@ def server(decoder: Make) -> Iterator[Server]:
         yield made
 
 
+@pytest.mark.parametrize("where", ["target", "value", "names", "trailer"])
+def test_headers_that_come_at_once_are_limited(server: Server, where: str) -> None:
+    """As those that come in parts are: what is larger than 64 KB is refused, and the connection ends."""
+    for size, status in ((50_000, 200), (100_000, 400), (400_000, 400)):
+        target = "/health?" + "x" * size if where == "target" else "/health"
+        head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\n"
+        if where == "value":
+            head += f"a: {'x' * size}\r\n"
+        if where == "names":
+            head += "".join(f"name-{i:05}: x\r\n" for i in range(size // 15))
+        if where == "trailer":
+            head += f"Transfer-Encoding: chunked\r\n\r\n0\r\na: {'x' * size}\r\n"
+        made = raw(server, head + "\r\n")
+        answer = made.recv(1000)
+        made.close()
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), (size, answer[:200])
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
 def eventually(true: Callable[[], Any]) -> bool:
     end = time.monotonic() + 30
     while not true():
@@ -306,7 +325,10 @@ def test_who_does_not_read_is_ended(decoder: Make) -> None:
 
 
 def test_keys(decoder: Make) -> None:
-    with serve(decoder(), api_keys=(KEY, "another-one")) as server, httpx.Client(base_url=server.url) as client:
+    with (
+        serve(decoder(), api_keys=(KEY, "another-one")) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         body = {"prompt": "x", "max_tokens": 2}
         for headers in ({}, {"Authorization": f"Bearer {KEY}x"}, {"Authorization": KEY}, {"Authorization": "Bearer é"}):
             found = client.post(TEXT, json=body, headers={k.encode(): v.encode("latin-1") for k, v in headers.items()})
@@ -351,6 +373,27 @@ def test_hosts_and_origins(decoder: Make, options: dict[str, Any], cases: list[t
                 assert httpx.options(f"{server.url}{TEXT}", headers=asked).status_code == 204
             else:
                 assert "access-control-allow-origin" not in found.headers
+
+
+def test_clients_in_pages_may_send_headers_of_their_own(decoder: Make) -> None:
+    """OpenAI's sends some with its version and platform, and reads those of the answer."""
+    wanted = "authorization, content-type, x-stainless-os,X-API-Key, bad\tname, " + "x" * 65
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    with serve(decoder(), cors_origins=("https://a.example",), api_keys=(KEY,)) as server:
+        found = httpx.options(f"{server.url}{TEXT}", headers=asked | {"Access-Control-Request-Headers": wanted})
+        assert (found.status_code, found.content) == (204, b"")
+        assert found.headers["access-control-allow-headers"] == "authorization, content-type, x-stainless-os, X-API-Key"
+        assert "POST" in found.headers["access-control-allow-methods"]
+        plain = httpx.options(f"{server.url}{TEXT}", headers=asked).headers
+        assert plain["access-control-allow-headers"] == "authorization, content-type"
+        other = httpx.options(f"{server.url}{TEXT}", headers=asked | {"Origin": "https://b.example"})
+        assert other.status_code == 403
+        assert not [name for name in other.headers if name.startswith("access-control")]
+        answer = httpx.get(f"{server.url}/health", headers={"Origin": "https://a.example"}).headers
+        assert "x-request-id" in answer["access-control-expose-headers"]
+        refused = httpx.post(f"{server.url}{TEXT}", json={}, headers={"Origin": "https://a.example"})
+        assert refused.status_code == 401
+        assert refused.headers.get("access-control-allow-origin") == "https://a.example"  # a page reads why
 
 
 def test_a_page_of_the_server_may_ask(server: Server) -> None:

@@ -387,7 +387,9 @@ def test_a_grammar_is_brought_to_its_end(chat_model: Callable[[], Decoder], rng:
         {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"type": "string"}}, "required": ["b"]},
         {"type": "array", "prefixItems": [{"const": 1}, {"enum": ["x", "y"]}], "minItems": 2, "items": False},
         *({"type": "string", "format": f} for f in ("date-time", "time", "email", "uuid", "ipv4")),
-        {"type": "string", "pattern": "^[a-z]+-[0-9]+$"},
+        {"type": "string", "pattern": "^[a-z]+-[0-9]+$"}, {"type": "string", "pattern": r"^\w+@\w+\.com$"},
+        *({"type": "string", "pattern": p} for p in (r"^[a-z]*-\d{6}/[A-F]{3}$", r"^(ab|c)+z\d+!$")),
+        {"type": "array", "minItems": 1, "items": {"type": "string", "pattern": "^x*<[0-9]+:end>$"}},
     ]  # fmt: skip
     requests = [
         engine.submit("go", grammar=Grammar.json_schema(s), max_tokens=100, temperature=t, seed=int(rng.integers(1000)))

@@ -34,7 +34,7 @@ from strata.backends.llvm.runtime.symbolic_program import FIXED_ARENA, OpenProgr
 from strata.config import config
 from strata.core import Dim, Table, Target, available_threads, dim_max, forget_pages, here, new_lock, substitute
 from strata.errors import MemoryLimitError, SymbolError
-from strata.lir import KEPT, Lir, Placement, Step
+from strata.lir import KEPT, Lir, Placement, SizeClasses, Step
 
 KEPT_CALLS = 4  # for as many callers at once as are likely
 
@@ -62,6 +62,7 @@ class CpuExecutable(Executable):
         self.arenas = ArenaPool(alignment=lir.memory.alignment)
         self._is_dynamic = lir.has_dynamic_dims
         self._fixed: Placement | None = None  # for all sizes
+        self._classes = SizeClasses(lir, FIXED_ARENA)
         self._is_placed = False
         self._open: OpenProgram | None = None
         self.only: BoundPlan | None = None  # the program of a plan without symbols
@@ -292,7 +293,7 @@ class CpuExecutable(Executable):
         return self._finished(programs, placement, top + need, keep, ranges)
 
     def _placement(self, binding: Mapping[str, int]) -> Placement:
-        """Offsets of scratch buffers; small plans with bounded sizes have the same for all sizes."""
+        """Offsets of scratch buffers; small plans have the same for many sizes, or for all where those are bounded."""
         if self._is_dynamic and not self._is_placed:
             self._is_placed = True
             try:
@@ -300,7 +301,9 @@ class CpuExecutable(Executable):
             except SymbolError:  # a size without an upper bound
                 most = None
             self._fixed = most if most is not None and most.arena_size <= FIXED_ARENA else None
-        return self._fixed or self.lir.placement(binding)
+        if self._fixed is not None:
+            return self._fixed
+        return self._classes.placement(binding) if self._is_dynamic else self.lir.placement(binding)
 
     def _finished(
         self,
