@@ -127,8 +127,9 @@ def _forget() -> None:
     """In a forked child: let go of the parent's files."""
     global _system, _is_open
     if _system is not None:
-        os.close(_system.protector)
-        os.close(_system.pages)
+        for file in (_system.protector, _system.pages):
+            with contextlib.suppress(OSError):  # the program closed all that it had
+                os.close(file)
     _system, _is_open = None, False
 
 
