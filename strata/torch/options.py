@@ -27,8 +27,8 @@ class TorchOptions:
     strict: bool = False
     """Raise where an op would stay in torch."""
     freeze: bool | None = None
-    """Pack parameters once in inference, and again when they change; off, they are read in place in every call. None:
-    off where the system does not tell of every change."""
+    """Pack parameters once in inference, and again when they change; False reads them in place in every call. None
+    packs them where the system tells of every write."""
     background: bool = False
     """Run in torch at once while the program is compiled in the background, then swap."""
     compile: Mapping[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from strata.torch.convert import Conversion, Drawn, Length, TensorInput
 from strata.torch.kinds import to_array, to_tensor
 from strata.torch.reports import GraphReport
 from strata.torch.results import given
-from strata.torch.writes import Watch, available
+from strata.torch.writes import available, watch
 
 LINALG = ("X200", "X201", "X202")  # what torch has an error of its own for: matrices that are singular, and the like
 SMALL = 1 << 16  # bytes of a parameter that is compared whole in every call
@@ -103,10 +103,9 @@ class TorchProgram:
         if bound is not None and self._is_bound(args, bound):
             return
         with self._lock:
-            fresh = []
-            for source in self.params:
-                t = args[source.at]
-                fresh.append(self._note(t))  # first: a write from now on is seen
+            given = [args[source.at] for source in self.params]
+            fresh = self._noted(given)  # first: a write from now on is seen
+            for source, t in zip(self.params, given, strict=True):
                 self.compiled.set_param(source.name, self._read(t, source.order))
             self._bound = fresh
 
@@ -122,20 +121,25 @@ class TorchProgram:
                 return False
         return True
 
-    def _note(self, t: Any) -> Any:
-        """What a change is seen by. Larger parameters are watched by the system; the others, and memory that another
-        process may write, are compared."""
-        memory = _bytes(t)
-        known = t, t.data_ptr(), _version(t)
-        if memory.nbytes > SMALL and not t.is_shared():
-            watch = Watch.of(memory.data, t.data_ptr())
-            if watch is not None:
-                return *known, watch, None
-            if not available():
+    def _noted(self, given: Sequence[Any]) -> list[Any]:
+        """What a change of each is seen by. The system watches the larger ones. The others are compared, and so is
+        memory that may be written behind its back, by another process or a GPU."""
+        memories = [_bytes(t) for t in given]
+        can_watch = [m.nbytes > SMALL and not t.is_pinned() for t, m in zip(given, memories, strict=True)]
+        ready = [(m.data, t.data_ptr()) for t, m, can in zip(given, memories, can_watch, strict=True) if can]
+        watches = iter(watch(ready))
+        noted: list[Any] = []
+        for t, memory, can in zip(given, memories, can_watch, strict=True):
+            known = t, t.data_ptr(), _version(t)
+            if can and (seen := next(watches)) is not None:
+                noted.append((*known, seen, None))
+            elif can and not available() and not t.is_shared():
                 words = memory[: memory.size // 8 * 8].view(np.uint64)
                 probe = words[:: words.size // PROBES]
-                return *known, probe.copy().data, probe.data
-        return *known, bytearray(memory), memory.data
+                noted.append((*known, probe.copy().data, probe.data))
+            else:
+                noted.append((*known, bytearray(memory), memory.data))
+        return noted
 
     def _read(self, t: Any, order: tuple[int, ...] | None) -> Any:
         return _memory(t, order)
@@ -209,8 +213,8 @@ class CudaProgram(TorchProgram):
             del t  # kept, so that its memory is nobody else's
         return True
 
-    def _note(self, t: Any) -> Any:
-        return t, t.data_ptr(), _version(t)
+    def _noted(self, given: Sequence[Any]) -> list[Any]:
+        return [(t, t.data_ptr(), _version(t)) for t in given]
 
     def _read(self, t: Any, order: tuple[int, ...] | None) -> Any:
         given = t.detach()

@@ -7,13 +7,18 @@ once. Where the system has no such thing, or does not allow it, `available` says
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import platform
+import re
 import struct
 import sys
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from weakref import WeakSet
 
 from strata.core import new_lock
@@ -30,7 +35,10 @@ _OF_WRITES = 2  # mode of a registration
 _PROTECT, _MUST_BE_PROTECTED = 1, 2  # flags of a scan
 _WRITTEN = 2  # a kind of page
 _PAGE = mmap.PAGESIZE
+_MOST_MAPPINGS = 32_000  # half of what Linux lets a process have: a watch may split one in three
+_SHARED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...s", re.MULTILINE)
 _lock = new_lock()
+_Spans = list[tuple[int, int]]  # of memory: in order and apart
 
 
 @dataclass(slots=True)
@@ -69,24 +77,29 @@ class _System:
         """Whether it tells what happens to two pages of our own."""
         with mmap.mmap(-1, 2 * _PAGE) as own:
             at = ctypes.addressof(ctypes.c_char.from_buffer(own))
+            middle, end = at + _PAGE, at + 2 * _PAGE
             own[0] = 1
-            self.protect(at, 2 * _PAGE)
-            before = self.is_written(at, 2 * _PAGE)
+            self.register(at, end)
+            self.protect(at, end)
+            before = self.is_written(at, end)
             own[_PAGE] = 1
-            return not before and self.is_written(at, 2 * _PAGE) and not self.is_written(at, _PAGE)
+            return not before and self.is_written(middle, end) and not self.is_written(at, middle)
 
-    def protect(self, start: int, size: int) -> bool:
-        """Forget all writes to some pages; whether there were any. OSError where their memory is of another kind."""
-        fcntl.ioctl(self.protector, _REGISTER, bytearray(struct.pack("=4Q", start, size, _OF_WRITES, 0)))
+    def register(self, start: int, end: int) -> None:
+        """Have the system watch some pages; OSError where their memory is of another kind."""
+        fcntl.ioctl(self.protector, _REGISTER, bytearray(struct.pack("=4Q", start, end - start, _OF_WRITES, 0)))
+
+    def protect(self, start: int, end: int) -> bool:
+        """Forget all writes to some pages; whether there were any. OSError where one is not watched."""
         at, was_written = start, False
-        while at < start + size:
-            found, at = self._scan(at, start + size, _MUST_BE_PROTECTED | _PROTECT)
+        while at < end:
+            found, at = self._scan(at, end, _MUST_BE_PROTECTED | _PROTECT)
             was_written = was_written or found
         return was_written
 
-    def is_written(self, start: int, size: int) -> bool:
+    def is_written(self, start: int, end: int) -> bool:
         """Whether one of these pages was written since; OSError where one is no longer watched."""
-        return self._scan(start, start + size, _MUST_BE_PROTECTED, most=1)[0]
+        return self._scan(start, end, _MUST_BE_PROTECTED, most=1)[0]
 
     def _scan(self, start: int, end: int, flags: int, most: int = 0) -> tuple[bool, int]:
         """Whether there are written pages, and where the search ended: behind the first of them that are neighbours."""
@@ -110,6 +123,20 @@ def _opened() -> _System | None:
     return _system
 
 
+def _forget() -> None:
+    """In a forked child: let go of the parent's files."""
+    global _system, _is_open
+    if _system is not None:
+        for file in (_system.protector, _system.pages):
+            with contextlib.suppress(OSError):  # the program closed all that it had
+                os.close(file)
+    _system, _is_open = None, False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
 def available() -> bool:
     """Whether the system tells of writes."""
     return _opened() is not None
@@ -125,37 +152,93 @@ class Watch:
     beside: tuple[tuple[memoryview, bytes], ...]
     was_written: bool = field(default=False, init=False)  # what the system forgot as another watch began
 
-    @classmethod
-    def of(cls, memory: memoryview, address: int) -> Watch | None:
-        """Bytes and where they lie; None where nothing tells of writes to them."""
-        system = _opened()
-        first, last = -address % _PAGE, (address + len(memory)) // _PAGE * _PAGE - address
-        if system is None or first >= last:
-            return None
-        made = cls(system.process, address + first, address + last, ())
-        with _lock:
-            try:
-                is_known = system.protect(made.start, last - first)
-            except OSError:
-                return None
-            for other in _watches if is_known else ():
-                if other.start < made.end and made.start < other.end:
-                    other.was_written = True
-            _watches.add(made)
-        made.beside = tuple((part, bytes(part)) for part in (memory[:first], memory[last:]))
-        return made
-
     def is_written(self) -> bool:
         """Whether it was, or may have been."""
         system = _opened()
-        if self.was_written or system is None or system.process != self.process:
+        if system is None or system.process != self.process:
             return True
         if any(now != then for now, then in self.beside):
             return True
-        try:
-            return system.is_written(self.start, self.end - self.start) or self.was_written
-        except OSError:
-            return True
+        with _lock:  # no other watch begins
+            try:
+                return self.was_written or system.is_written(self.start, self.end)
+            except OSError:
+                return True
 
 
 _watches: WeakSet[Watch] = WeakSet()
+
+
+def watch(memories: Sequence[tuple[memoryview, int]]) -> list[Watch | None]:
+    """Watches of bytes, each given with where they lie; None for those to which writes may go unseen.
+
+    Those are: memory that another process may map too, less than a page, and what the system refuses to watch.
+    """
+    system = _opened()
+    if system is None:
+        return [None] * len(memories)
+    spans = [(-(-at // _PAGE) * _PAGE, (at + len(memory)) // _PAGE * _PAGE) for memory, at in memories]
+    around = [(at // _PAGE * _PAGE, -(-(at + len(memory)) // _PAGE) * _PAGE) for memory, at in memories]
+    with _lock:
+        known = _registered(system, _merged(around))
+        watched, forgotten = _protected(system, [s for s in _merged(spans) if _meets(known, *s)])
+        for other in _watches if forgotten else ():
+            other.was_written = other.was_written or _meets(forgotten, other.start, other.end)
+        made = [Watch(system.process, start, end, ()) if _meets(watched, start, end) else None for start, end in spans]
+        _watches.update(w for w in made if w is not None)
+    for (memory, at), new in zip(memories, made, strict=True):
+        if new is not None:
+            new.beside = tuple((part, bytes(part)) for part in (memory[: new.start - at], memory[new.end - at :]))
+    return made
+
+
+def _registered(system: _System, spans: _Spans) -> _Spans:
+    """Those of some spans of pages that the system watches.
+
+    They contain pages that other data shares: mappings that are watched and touch are one, and a process may have only
+    so many.
+    """
+    try:
+        mappings = Path("/proc/self/maps").read_bytes()
+    except OSError:
+        return []
+    shared = [(int(start, 16), int(end, 16)) for start, end in _SHARED.findall(mappings)]
+    room = (_MOST_MAPPINGS - mappings.count(b"\n")) // 2
+    known: _Spans = []
+    for span in spans:
+        if len(known) < room and not _meets(shared, *span):
+            with contextlib.suppress(OSError):
+                system.register(*span)
+                known.append(span)
+    return known
+
+
+def _protected(system: _System, spans: _Spans) -> tuple[_Spans, _Spans]:
+    """Of spans of pages, those that are watched from now on, and those of which writes were forgotten."""
+    watched: _Spans = []
+    forgotten: _Spans = []
+    for span in spans:
+        was_written = True
+        with contextlib.suppress(OSError):
+            was_written = system.protect(*span)
+            watched.append(span)
+        if was_written:
+            forgotten.append(span)
+    return watched, forgotten
+
+
+def _merged(spans: _Spans) -> _Spans:
+    """Spans in order; those that overlap as one, without those of no page."""
+    made: _Spans = []
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
+        if made and start < made[-1][1]:
+            made[-1] = made[-1][0], max(made[-1][1], end)
+        else:
+            made.append((start, end))
+    return made
+
+
+def _meets(spans: _Spans, start: int, end: int) -> bool:
+    """Whether a span overlaps one of some that are in order and apart."""
+    at = bisect_left(spans, (end,))
+    return start < end and at > 0 and spans[at - 1][1] > start

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,12 +71,12 @@ def test_packed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system tells nothing and packing was asked for, places are compared: what changes a whole parameter is
     seen."""
     monkeypatch.setattr(program, "available", lambda: False)
-    monkeypatch.setattr(writes.Watch, "of", lambda memory, address: None)
+    monkeypatch.setattr(program, "watch", lambda memories: [None] * len(memories))
     model, x = torch.nn.Linear(SIZE, SIZE), torch.randn(3, SIZE)
     run = compiled(model, freeze=True)
     with torch.no_grad():
         run(x)
-        bound = program.TorchProgram._note(None, model.weight)  # type: ignore[arg-type]
+        [bound] = program.TorchProgram._noted(None, [model.weight])  # type: ignore[arg-type]
         assert bound[3] == bound[4]
         model.weight.data.mul_(2)
         assert bound[3] != bound[4]
@@ -120,11 +123,40 @@ def test_memory_of_another_process() -> None:
         torch.testing.assert_close(run(x), model(x))
 
 
+def test_memory_that_arrays_share_with_another_process() -> None:
+    """Torch does not know that such memory is shared; the system does."""
+    with mmap.mmap(-1, 4 * SIZE * SIZE) as memory:
+        model, x = torch.nn.Linear(SIZE, SIZE), torch.randn(3, SIZE)
+        shared = np.frombuffer(memory, np.float32).reshape(SIZE, SIZE)
+        shared[:] = model.weight.detach()
+        model.weight = torch.nn.Parameter(torch.from_numpy(shared))
+        run = compiled(model)
+        with torch.no_grad():
+            run(x)
+            if (child := os.fork()) == 0:
+                shared[250, 9] += 4
+                os._exit(0)
+            os.waitpid(child, 0)
+            torch.testing.assert_close(run(x), model(x))
+        torch._dynamo.reset()
+        del model, run, shared
+        gc.collect()
+
+
+def test_pinned_memory_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU writes to it past the page tables."""
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    [bound] = program.TorchProgram._noted(None, [torch.zeros(SIZE, SIZE)])  # type: ignore[arg-type]
+    assert bound[3] == bound[4]
+    assert len(bound[3]) == 4 * SIZE * SIZE
+
+
 watched = pytest.mark.skipif(not writes.available(), reason="the system does not tell of writes")
 
 
 def watch(array: np.ndarray) -> Any:
-    return writes.Watch.of(memoryview(array.reshape(-1).view(np.uint8)), array.ctypes.data)
+    [made] = writes.watch([(memoryview(array.reshape(-1).view(np.uint8)), array.ctypes.data)])
+    return made
 
 
 @watched
@@ -141,10 +173,9 @@ def test_any_byte(at: int) -> None:
 
 
 @watched
-@pytest.mark.parametrize("mode", ["r+", "c"])
-def test_memory_of_a_file(mode: Any, tmp_path: Path) -> None:
+def test_memory_of_a_file(tmp_path: Path) -> None:
     np.zeros(100_000, np.uint8).tofile(tmp_path / "file")
-    array = np.memmap(tmp_path / "file", np.uint8, mode)
+    array = np.memmap(tmp_path / "file", np.uint8, "c")
     seen = watch(array)
     assert not seen.is_written()
     array[50_000] = 1
@@ -172,3 +203,76 @@ def test_a_forked_process_watches_its_own_memory() -> None:
         os._exit(0 if seen.is_written() and not before and own.is_written() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert not seen.is_written()
+
+
+@watched
+def test_a_watch_that_begins_while_another_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system has forgotten, the older watch knows before anyone can ask it."""
+    array = np.zeros(100_000, np.uint8)
+    older, array[50_000] = watch(array), 1
+    forgot, go_on = threading.Event(), threading.Event()
+    protect = writes._System.protect
+
+    def slow(*args: int) -> bool:
+        made = protect(*args)  # type: ignore[arg-type]
+        forgot.set()
+        go_on.wait()
+        return made
+
+    monkeypatch.setattr(writes._System, "protect", slow)
+    newer = threading.Thread(target=watch, args=(array,))
+    newer.start()
+    forgot.wait()
+    answers: list[bool] = []
+    asking = threading.Thread(target=lambda: answers.append(older.is_written()))
+    asking.start()
+    asking.join(0.2)
+    go_on.set()
+    asking.join()
+    newer.join()
+    assert answers == [True]
+
+
+@watched
+def test_neighbours_stay_one_mapping() -> None:
+    """A process has only so many mappings: parameters that follow each other in memory do not take two each."""
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+
+    memory = np.zeros(8 << 20, np.uint8)
+    parts = [memory[at : at + 80_000] for at in range(16, len(memory) - 80_000, 80_064)]
+    before = mappings()
+    made = writes.watch([(memoryview(part), part.ctypes.data) for part in parts])
+    assert mappings() < before + len(parts) / 2
+    parts[7][40_000] = 1
+    assert [w.is_written() for w in made if w is not None] == [at == 7 for at in range(len(parts))]
+
+
+@watched
+def test_too_many_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writes, "_MOST_MAPPINGS", 1)
+    assert watch(np.zeros(100_000, np.uint8)) is None
+
+
+@watched
+def test_memory_twice_in_one_program() -> None:
+    """Parameters that overlap are watched together, and a part that was written is no other's."""
+    array = np.zeros(100_000, np.uint8)
+    given = [array, array[:40_000], array[60_000:], array[:100]]
+    whole, first, last, short = writes.watch([(memoryview(a), a.ctypes.data) for a in given])
+    assert short is None
+    array[80_000] = 1
+    assert [w.is_written() for w in (whole, first, last) if w is not None] == [True, False, True]
+
+
+@watched
+def test_a_forked_process_lets_go_of_files() -> None:
+    """Of children of children, none has more of them open than its parent."""
+    files = Path("/proc/self/fd")
+    open_here = len(list(files.iterdir()))
+    if (child := os.fork()) == 0:
+        left = len(list(files.iterdir()))
+        writes.available()
+        os._exit(0 if (left, len(list(files.iterdir()))) == (open_here - 2, open_here) else 1)
+    assert os.waitpid(child, 0)[1] == 0
