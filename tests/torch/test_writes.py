@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import platform
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -276,3 +279,23 @@ def test_a_forked_process_lets_go_of_files() -> None:
         writes.available()
         os._exit(0 if (left, len(list(files.iterdir()))) == (open_here - 2, open_here) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+FILTERED = """
+import ctypes, struct
+from strata.torch import writes
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, writes._CALL[{machine!r}]), (6, 0, 0, 0x80000000), (6, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *s) for s in steps))
+program = ctypes.create_string_buffer(struct.pack("@HP", len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+assert libc.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(program)), 0, 0) == 0
+assert not writes.available()
+"""
+
+
+@watched
+def test_a_process_whose_calls_are_filtered() -> None:
+    """The filter ends a process that makes the call, as that of a service may."""
+    script = FILTERED.format(machine=platform.machine())
+    subprocess.run([sys.executable, "-c", script], check=True)
