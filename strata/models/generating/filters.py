@@ -76,8 +76,9 @@ def dry_penalties(
 ) -> dict[int, float]:
     """What DRY subtracts from logits: more, the longer the repetition that a token would continue."""
     lengths = repetition_lengths(tokens, breakers)
-    most = 700 / max(np.log(base), 1e-9)  # of an exponent that is a number
-    return {t: multiplier * base ** min(n - allowed, most) for t, n in lengths.items() if n >= allowed}
+    highest = float(np.finfo(np.float32).max)  # logits stay numbers
+    most = np.log(highest) / max(np.log(base), 1e-9)
+    return {t: min(multiplier * base ** min(n - allowed, most), highest) for t, n in lengths.items() if n >= allowed}
 
 
 def ngram_ends(tokens: Sequence[int], size: int) -> list[int]:

@@ -13,7 +13,7 @@ from strata.errors import FileError, OptionError
 from strata.models import Decoder, Sampler, load
 from strata.models.decoders import MODULES
 from strata.models.generating.continuations import best_beams, samples
-from strata.models.generating.filters import dry_penalties, repetition_lengths, typical, without_top
+from strata.models.generating.filters import SampleStream, dry_penalties, repetition_lengths, typical, without_top
 from strata.serving import Engine
 from tests.unit.models.random_models import random_model
 from tests.unit.models.test_decoder_vectors import folder
@@ -70,6 +70,16 @@ def test_xtc_leaves_the_least_likely_of_the_likely() -> None:
     assert 0 in {never.choose(logits, [], numbers) for _ in range(50)}
 
 
+def test_xtc_against_its_definition(rng: np.random.Generator) -> None:
+    """From the likeliest token on, all that reach the threshold go but the last of them."""
+    for _ in range(200):
+        weights, threshold = rng.dirichlet(np.full(12, 0.3)), rng.uniform(0.01, 0.5)
+        order = np.argsort(-weights)
+        count = int((weights >= threshold).sum())
+        gone = order[: count - 1] if count > 1 else []
+        assert set(np.flatnonzero(~without_top(weights * 7, threshold))) == set(gone)
+
+
 def test_dry_against_a_plain_search(rng: np.random.Generator) -> None:
     for _ in range(200):
         tokens = rng.integers(0, 4, rng.integers(1, 24)).tolist()
@@ -86,6 +96,33 @@ def test_dry_against_a_plain_search(rng: np.random.Generator) -> None:
     assert dry_penalties([1, 2, 3, 4, 1, 2, 3], 0.5, 2.0, 2, ()) == {4: 1.0}
     dry = Sampler(dry_multiplier=50.0)
     assert dry.choose(np.array([0, 0, 0, 9, 1.0], np.float32), [1, 2, 3, 1, 2], dry.stream()) == 4
+
+
+def test_penalties_of_long_repetitions_are_numbers() -> None:
+    dry = Sampler(dry_multiplier=2.0, dry_base=1e6)
+    found = dry.penalised(np.zeros(4, np.float32), [1, 2] * 200)
+    assert np.isfinite(found).all()
+    assert found[1] < -1e38
+    everything = Sampler(dry_multiplier=1e6, dry_base=1e6, dry_allowed_length=1)
+    assert everything.choose(np.arange(2, dtype=np.float32), [0, 1] * 200 + [1, 0, 0] * 200, everything.stream()) < 2
+
+
+def test_mirostat_against_its_definition(rng: np.random.Generator) -> None:
+    """Tokens above a surprise go; the surprise of the one that is drawn from the rest moves the bound."""
+    tau, eta = 3.0, 0.2
+    sampler = Sampler(temperature=0.8, mirostat_tau=tau, mirostat_eta=eta, seed=3)
+    stream, same, bound = sampler.stream(), sampler.stream(), 2 * tau
+    for _ in range(300):
+        logits = rng.normal(0, 3, 64).astype(np.float32)
+        shares = np.exp(logits.astype(np.float64) / 0.8)
+        shares /= shares.sum()
+        kept = (-np.log2(shares) <= bound) | (shares == shares.max())
+        left = np.where(kept, shares, 0) / shares[kept].sum()
+        wanted = int(np.searchsorted(np.cumsum(left), same.random(), side="right"))
+        assert sampler.choose(logits, [], stream) == wanted
+        bound -= eta * (-np.log2(left[wanted]) - tau)
+        assert isinstance(stream, SampleStream)
+        assert stream.surprise == pytest.approx(bound, rel=1e-9)
 
 
 def test_mirostat_keeps_the_surprise(rng: np.random.Generator) -> None:
