@@ -89,6 +89,13 @@ def ngram_ends(tokens: Sequence[int], size: int) -> list[int]:
     return [tokens[i + size - 1] for i in range(len(tokens) - size + 1) if list(tokens[i : i + size - 1]) == last]
 
 
+def phrase_ends(tokens: Sequence[int], phrases: Sequence[Sequence[int]]) -> list[int]:
+    """The tokens that would end one of these phrases, of which the sequence ends with all the others."""
+    return [
+        p[-1] for p in phrases if len(p) <= len(tokens) + 1 and list(tokens[len(tokens) + 1 - len(p) :]) == [*p[:-1]]
+    ]
+
+
 def surprising(weights: np.ndarray, most: float) -> np.ndarray:
     """Which tokens mirostat leaves: those of at most so many bits, and the likeliest."""
     bits = -np.log2(np.maximum(weights / weights.sum(), np.finfo(np.float64).tiny))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,8 @@ def test_runs_that_do_not_come_twice(llama: Decoder) -> None:
 BEAMS: tuple[dict[str, Any], ...] = (
     dict(), dict(length_penalty=-1.0), dict(length_penalty=2.0, early_stopping=True), dict(early_stopping="never"),
     dict(repetition_penalty=1.7), dict(no_repeat_ngram_size=2, length_penalty=0.5),
+    dict(suppress_tokens=[*range(3, 60)], begin_suppress_tokens=[*range(60, 100)]),
+    dict(bad_words_ids=[[i, j] for i in range(3, 50) for j in range(40)] + [[100], [12, 101]]),
 )  # fmt: skip
 
 
@@ -189,7 +192,9 @@ def test_beams_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
     wanted = []
     for row in texts[:, len(PROMPT) :].tolist():
         wanted.append(row[: row.index(end)] if end in row else row)
-    sampler = Sampler(**{k: options.pop(k) for k in ("repetition_penalty", "no_repeat_ngram_size") if k in options})
+    fields = {f.name for f in dataclasses.fields(Sampler)} & set(options)
+    options = dict(options)
+    sampler = Sampler(**{name: options.pop(name) for name in fields})
     assert best_beams(ours, PROMPT, 4, 20, ends=(end,), sampler=sampler, **options)[:3] == wanted
 
 
@@ -356,6 +361,54 @@ def test_options_that_do_not_fit(llama: Decoder) -> None:
     ):  # fmt: skip
         with pytest.raises(OptionError, match=match):
             llama.generate(PROMPT, **options)  # type: ignore[arg-type]
+
+
+def test_tokens_that_do_not_come(llama: Decoder) -> None:
+    plain = list(llama.tokens(PROMPT, 12, Sampler()))
+
+    def made(**options: Any) -> list[int]:
+        return list(llama.tokens(PROMPT, 12, Sampler(**options), (plain[3], plain[0])))
+
+    assert not set(llama.tokens(PROMPT, 12, Sampler(suppress_tokens=plain))) & set(plain)
+    late = list(llama.tokens(PROMPT, 12, Sampler(begin_suppress_tokens=plain)))
+    assert late[0] not in plain
+    assert list(llama.tokens([*PROMPT, late[0]], 11, Sampler())) == late[1:]
+    for words in ([plain[1:3]], [[PROMPT[-1], plain[0]]], [[plain[2]]], [[*PROMPT, *plain[:2]]]):
+        found = [*PROMPT, *llama.tokens(PROMPT, 12, Sampler(bad_words_ids=words))]
+        assert found != [*PROMPT, *plain]
+        assert not any(found[i : i + len(words[0])] == words[0] for i in range(len(found)))
+    assert made() == []
+    ends = (plain[3], plain[0])
+    found = made(min_tokens=7, ends=ends)
+    assert len(found) >= 7
+    assert not set(found) & set(ends)
+
+
+def test_the_ends_of_the_tokenizer_come_late(llama: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = list(llama.tokens(PROMPT, 6, Sampler()))
+    monkeypatch.setattr(llama.tokenizer, "eos", (plain[0],), raising=False)
+    assert llama.generate(PROMPT, max_tokens=9) == ""
+    assert len(llama.generate(PROMPT, max_tokens=9, min_tokens=9)) == 9
+    assert llama.generate_many([PROMPT], max_tokens=9, min_tokens=9) == [
+        llama.generate(PROMPT, max_tokens=9, min_tokens=9)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (dict(min_tokens=-1), "min_tokens -1 is negative"),
+        (dict(min_tokens=9, max_tokens=5), "min_tokens 9 is more than max_tokens 5"),
+        (dict(suppress_tokens=[-1]), "suppress_tokens has a negative token"),
+        (dict(begin_suppress_tokens="ab"), "begin_suppress_tokens is a sequence of whole numbers"),
+        (dict(bad_words_ids=[3]), "bad_words_ids is a sequence of"),
+        (dict(bad_words_ids=[[]]), "an empty or a negative one"),
+        (dict(bad_words_ids=[[3, -1]]), "an empty or a negative one"),
+    ],
+)
+def test_tokens_that_are_none(options: dict[str, Any], told: str, llama: Decoder) -> None:
+    with pytest.raises(OptionError, match=told):
+        llama.generate(PROMPT, **options)
 
 
 def test_logit_biases_and_stops(llama: Decoder) -> None:
