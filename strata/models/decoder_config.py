@@ -208,12 +208,12 @@ def from_json(found: dict[str, Any]) -> DecoderConfig:
     head_dim = whole(found, "head_dim", hidden // heads)
     gemma = family.startswith("gemma")
     rotary = mapping(found, "rope_parameters")
-    rotary = rotary if rotary.get("partial_rotary_factor") else found
-    n_rot = int(head_dim * min(real(rotary, "partial_rotary_factor", 1.0), 1.0))
-    if n_rot % 2:
+    rotary = rotary if rotary.get("partial_rotary_factor") is not None else found
+    n_rot = int(head_dim * min(real(rotary, "partial_rotary_factor", 1.0, positive=False), 1.0))
+    if n_rot < 0 or n_rot % 2:
         raise FileError(f"the configuration rotates {n_rot} features of a head, which are no pairs", code="F140")
     full, local = _ropes(family, found, n_rot)
-    every = _rotary_layers(found, layers)
+    every = _rotary_layers(found, layers) if n_rot else (False,) * layer_count(found)
     scalar = optional_real(found, "query_pre_attn_scalar")
     key = "hidden_activation" if found.get("hidden_activation") is not None else "hidden_act"
     act = activation_of(found, key, "gelu_pytorch_tanh" if gemma else "silu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -506,15 +506,19 @@ class Decoder(TextModel, Model):
         state.seen = read.seen
         return state
 
-    @staticmethod
-    def _sampler(max_tokens: int, **sampling: Any) -> Sampler:
+    def _sampler(self, max_tokens: int, **sampling: Any) -> Sampler:
         if max_tokens < 0:
             raise OptionError(f"generate: max_tokens {max_tokens} is negative", code="O236")
         known = {f.name for f in fields(Sampler)}
         odd = next((name for name in sampling if name not in known), None)
         if odd is not None:
             raise OptionError(f"generate: there is no option {odd!r}{near(odd, known)}", code="O236")
-        return Sampler(**sampling)
+        made = Sampler(**sampling)
+        if made.min_tokens > max_tokens:
+            raise OptionError(
+                f"generate: min_tokens {made.min_tokens} is more than max_tokens {max_tokens}", code="O236"
+            )
+        return replace(made, ends=self.tokenizer.eos) if made.min_tokens and not made.ends else made
 
     def _remembered(self, path: str | os.PathLike[str], ids: Sequence[int]) -> DecodeState:
         """A state with all of a prompt but its last token, of which a file knew some, and knows all now."""

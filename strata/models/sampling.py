@@ -17,6 +17,7 @@ from strata.models.generating.filters import (
     heaviest,
     likely,
     ngram_ends,
+    phrase_ends,
     surprising,
     typical,
     without_top,
@@ -31,7 +32,9 @@ class Sampler:
     with at least `min_p` times the largest probability. `repetition_penalty` divides the positive logits of tokens that
     occurred, and multiplies the negative ones. `frequency_penalty` is subtracted from the logit of a token for each
     time that it was generated, `presence_penalty` once if it was; `logit_bias` adds to the logits of tokens. With
-    `no_repeat_ngram_size`, no run of so many tokens comes twice.
+    `no_repeat_ngram_size`, no run of so many tokens comes twice. `suppress_tokens` never come, `begin_suppress_tokens`
+    not as the first new token, and `bad_words_ids` are runs of tokens that do not come. Before there are `min_tokens`
+    new ones, no token of `ends` comes; `generate` knows what these are.
 
     `typical_p` keeps the tokens that are about as surprising as is to be expected, up to this mass. `epsilon_cutoff`
     drops those with a smaller share; `eta_cutoff` does, too, and drops fewer where shares are spread widely. XTC, with
@@ -51,6 +54,11 @@ class Sampler:
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     no_repeat_ngram_size: int = 0
+    suppress_tokens: Sequence[int] = ()
+    begin_suppress_tokens: Sequence[int] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    min_tokens: int = 0
+    ends: Sequence[int] = ()
     typical_p: float = 1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
@@ -77,6 +85,10 @@ class Sampler:
         for name in ("frequency_penalty", "presence_penalty"):
             check(abs(getattr(self, name)) <= 100, f"{name} {getattr(self, name)} is not within -100 to 100")
         check(self.no_repeat_ngram_size >= 0, f"no_repeat_ngram_size {self.no_repeat_ngram_size} is negative")
+        check(self.min_tokens >= 0, f"min_tokens {self.min_tokens} is negative")
+        for name in ("suppress_tokens", "begin_suppress_tokens", "ends"):
+            check(min(getattr(self, name), default=0) >= 0, f"{name} has a negative token")
+        check(all(w and min(w) >= 0 for w in self.bad_words_ids), "bad_words_ids has an empty or a negative one")
         check(0 < self.typical_p <= 1, f"typical_p {self.typical_p} is not in (0, 1]")
         for name in ("epsilon_cutoff", "eta_cutoff"):
             check(0 <= getattr(self, name) < 1, f"{name} {getattr(self, name)} is not in [0, 1)")
@@ -107,6 +119,10 @@ class Sampler:
             or self.presence_penalty
             or self.dry_multiplier
             or self.no_repeat_ngram_size
+            or self.suppress_tokens
+            or self.begin_suppress_tokens
+            or self.bad_words_ids
+            or self.min_tokens
         )
 
     def stream(self) -> SampleStream:
@@ -198,12 +214,22 @@ class Sampler:
             for token, bias in self.logit_bias.items():
                 if token < len(logits):
                     logits[token] += bias
-        if self.no_repeat_ngram_size:
-            gone = ngram_ends(before, self.no_repeat_ngram_size)
-            if gone:
-                logits = logits.copy()
-                logits[gone] = -np.inf
+        gone = [t for t in self._forbidden(before, len(before) - start) if t < len(logits)]
+        if gone:
+            logits = logits.copy()
+            logits[gone] = -np.inf
         return logits
+
+    def _forbidden(self, before: Sequence[int], count: int) -> list[int]:
+        """The tokens that may not come now, after so many new ones."""
+        found = [*self.suppress_tokens, *phrase_ends(before, self.bad_words_ids)]
+        if count < 1:
+            found += self.begin_suppress_tokens
+        if count < self.min_tokens:
+            found += self.ends
+        if self.no_repeat_ngram_size:
+            found += ngram_ends(before, self.no_repeat_ngram_size)
+        return found
 
     def _kept(self, logits: np.ndarray, high: float) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that may be chosen, and their weights."""

@@ -182,6 +182,9 @@ CASES: dict[str, Case] = {
     "detr": Case("DetrForObjectDetection", DETR, images(48, 64), FOUND),
     "detr, learned": Case("DetrForObjectDetection", {**DETR, "position_embedding_type": "learned"}, images(32, 48),
                           FOUND, device="reference"),
+    "detr, norms in each layer": Case(
+        "DetrForObjectDetection", {**DETR, "auxiliary_loss": True, "decoder_layers": 2}, images(32, 48), FOUND,
+        device="reference"),
     "rt_detr": Case("RTDetrForObjectDetection", RT_DETR, images(32, 48), FOUND),
     "rt_detr, narrow": Case(
         "RTDetrForObjectDetection",

@@ -11,7 +11,7 @@ import numpy as np
 
 from strata.errors import FileError
 from strata.models.audio.sound import RATES
-from strata.models.config_values import whole
+from strata.models.config_values import real, refuse, whole
 from strata.models.weights import read_json
 
 LONGEST = 1 << 16  # samples of a window
@@ -25,15 +25,17 @@ class MelSettings:
     rate: int = 16000
     window: int = 400
     hop: int = 160
+    padding: float = 0.0  # what follows sound that is shorter than a window
 
     @classmethod
     def from_folder(cls, folder: Path, bands: int) -> MelSettings:
         found: dict[str, Any] = {}
         if (folder / "preprocessor_config.json").exists():
             found = read_json(folder / "preprocessor_config.json")
+        refuse(found, "dither")
         made = cls(
             whole(found, "feature_size", bands), whole(found, "sampling_rate", 16000), whole(found, "n_fft", 400),
-            whole(found, "hop_length", 160),
+            whole(found, "hop_length", 160), real(found, "padding_value", 0.0, positive=False),
         )  # fmt: skip
         if made.bands != bands or max(made.window, made.hop) > LONGEST or made.rate not in RATES:
             raise FileError(

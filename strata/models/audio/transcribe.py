@@ -182,7 +182,8 @@ class Whisper(EncoderDecoder):
         samples = as_samples(sound, self.mel.rate, rate)
         window = self.frames * self.mel.hop
         short = len(samples) <= window
-        features = self.mel.features(np.pad(samples, (0, window - len(samples))) if short else samples)
+        more = (0, max(window - len(samples), 0))
+        features = self.mel.features(np.pad(samples, more, constant_values=np.float32(self.mel.padding)))
         total = -(-len(samples) // self.mel.hop) if short else features.shape[1]
         return self.transcribe_features(
             features, frames=total, language=language, task=task, timestamps=timestamps, beams=beams,

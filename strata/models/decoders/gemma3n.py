@@ -9,17 +9,18 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.cached import DECODERS, DecoderFamily, Slot, kv_slots
+from strata.models.cached import DECODERS, DecoderFamily
 from strata.models.config_values import layer_count, mapping, of_layers, real, whole
-from strata.models.decoder_config import DecoderConfig, from_json, with_defaults
-from strata.models.llama import LlamaGraph, plain_names
+from strata.models.decoder_config import from_json, with_defaults
+from strata.models.decoders.shared_caches import SharedConfig, SharedGraph
+from strata.models.llama import plain_names
 from strata.models.weights import Weights, check_shapes, ops
 
 SPARSITY = "activation_sparsity_pattern"
 
 
 @dataclass(frozen=True)
-class Gemma3nConfig(DecoderConfig):
+class Gemma3nConfig(SharedConfig):
     """The sizes of a Gemma 3n."""
 
     inners: tuple[int, ...] = ()  # of each layer's feed-forward
@@ -27,21 +28,7 @@ class Gemma3nConfig(DecoderConfig):
     streams: int = 4
     active: int = 0
     laurel: int = 64
-    own_width: int = 256  # of what a layer reads of a token
-    own_vocab: int = 262144
-    shared: int = 0  # layers at the end that attend to the caches of others
     has_scale: bool = True
-
-    def source(self, layer: int) -> int:
-        """The layer whose keys and values a layer attends to: of the same kind, the last that has its own."""
-        first = self.layers - self.shared
-        if layer < first:
-            return layer
-        return next(i for i in reversed(range(first)) if (self.window(i) is None) == (self.window(layer) is None))
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return kv_slots(range(self.layers - self.shared), self.kv_heads, self.head_dim)
 
     def check(self, weights: Weights) -> None:
         super().check(weights)
@@ -72,42 +59,16 @@ def gemma3n_config(found: dict[str, Any]) -> Gemma3nConfig:
         "shared": whole(found, "num_kv_shared_layers", 15, least=0),
         "has_scale": bool(found.get("altup_correct_scale", True)),
     })  # fmt: skip
-    kinds = {config.window(i) is None for i in range(config.layers - config.shared)}
-    if config.active >= config.streams or not all((config.window(i) is None) in kinds for i in range(config.layers)):
-        raise FileError(f"the configuration has {config.shared} layers that share the caches of no layer", code="F140")
-    return config
+    if config.active >= config.streams:
+        raise FileError(f"the configuration has altup_active_idx = {config.active} of {config.streams} streams",
+                        code="F140")  # fmt: skip
+    return config.with_sources()
 
 
-def inputs_of_layers(b: LlamaGraph, x: Value) -> Value:
-    """What each layer reads of each token, [B, S, layers, width]."""
-    c: Any = b.config
-    shape, wide = (b.batch, b.count, c.layers, c.own_width), c.layers * c.own_width
-    made = ops.reshape(b.linear(x, "per_layer_model_projection", wide, c.hidden) * c.hidden**-0.5, shape)
-    made = b.norm(made, "per_layer_projection_norm", c.own_width)
-    ids = ops.where(b.ids < c.own_vocab, b.ids, 0)
-    rows = b.embedding(ids, "embed_tokens_per_layer.weight", c.own_vocab, wide)
-    found: Value = (made + ops.reshape(rows, shape) * c.own_width**0.5) * math.sqrt(0.5)
-    return found
-
-
-class Gemma3nGraph(LlamaGraph):
+class Gemma3nGraph(SharedGraph):
     """Builds the graph of a Gemma 3n."""
 
     config: Gemma3nConfig
-
-    def attention(self, x: Value, layer: int) -> Value:
-        c, at, source = self.config, f"layers.{layer}.self_attn.", self.config.source(layer)
-        wide, narrow, window = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.window(layer)
-        q = self.rotated(self.heads_norm(self.linear(x, f"{at}q_proj", wide, c.hidden), f"{at}q_norm", c.heads), layer)
-        fields: dict[str, Any] = dict(window=None if window is None else window - 1, scale=c.score_scale)
-        if source != layer:
-            mixed = self.attend_to(source, q, **fields)
-        else:
-            k, v = self.linears(x, [f"{at}k_proj", f"{at}v_proj"], (narrow, narrow), c.hidden)
-            k = self.rotated(self.heads_norm(k, f"{at}k_norm", c.kv_heads), layer)
-            heads = ops.reshape(v, (self.batch, self.count, c.kv_heads, c.head_dim))
-            mixed = self.attend(layer, q, k, ops.reshape(ops.rms_norm(heads, eps=c.eps), v.shape), **fields)
-        return self.linear(mixed, f"{at}o_proj", c.hidden, wide)
 
     def feed_forward(self, x: Value, layer: int) -> Value:
         c, at, inner = self.config, f"layers.{layer}.mlp.", self.config.inners[layer]
@@ -123,7 +84,7 @@ class Gemma3nGraph(LlamaGraph):
         routed = self.norm(x, f"{at}router_norm", c.hidden) / c.hidden
         return ops.tanh(self.linear(routed, f"{at}modality_router", c.streams, c.hidden))
 
-    def streams(self, xs: list[Value], own: Value, number: int) -> list[Value]:
+    def streams(self, xs: list[Value], number: int) -> list[Value]:
         """One layer: all streams are predicted, the active one is computed, and corrects the others."""
         c, at, n = self.config, f"layers.{number}.", self.config.streams
         coefficients = self.linear(self.modes(xs[c.active], f"{at}altup."), f"{at}altup.prediction_coefs", n * n, n)
@@ -145,9 +106,7 @@ class Gemma3nGraph(LlamaGraph):
         first = found[c.active]
         if c.has_scale:
             first = first * self.param(f"{at}altup.correct_output_scale", (c.hidden,))
-        gate = self.activated(self.linear(first, f"{at}per_layer_input_gate", c.own_width, c.hidden)) * own
-        more = self.linear(gate, f"{at}per_layer_projection", c.hidden, c.own_width)
-        more = self.norm(more, f"{at}post_per_layer_input_norm", c.hidden)
+        more = self.read_own(first, number)
         return [found[0], *(x + more for x in found[1:])]
 
     def scaled(self, x: Value, like: Value) -> Value:
@@ -157,12 +116,11 @@ class Gemma3nGraph(LlamaGraph):
     def build(self) -> Gemma3nGraph:
         c = self.config
         x = self.embedding(self.ids, "embed_tokens.weight", c.vocab, c.hidden) * c.embedding_scale
-        own = inputs_of_layers(self, x)
+        self.own = self.inputs_of_layers(x)
         names = [f"{i}" for i in range(c.streams - 1)]
         xs = [x, *(self.scaled(self.linear(x, f"altup_projections.{i}", c.hidden, c.hidden), x) for i in names)]
         for i in range(c.layers):
-            part = ops.reshape(ops.narrow(own, 2, i, 1), (self.batch, self.count, c.own_width))
-            xs = self.streams(xs, part, i)
+            xs = self.streams(xs, i)
         mean, *others = [self.asked(x) for x in xs]
         first = mean
         for name, x in zip(names, others, strict=True):

@@ -8,11 +8,11 @@ from typing import Any
 
 from strata.errors import FileError
 from strata.mir import Value
-from strata.models.cached import DECODERS, DecoderFamily, Slot, kv_slots
+from strata.models.cached import DECODERS, DecoderFamily
 from strata.models.config_values import layer_count, mapping, of_layers, optional_real, real, whole
 from strata.models.decoder_config import RopeConfig, from_json, with_defaults
-from strata.models.decoders.gemma3n import inputs_of_layers
 from strata.models.decoders.moe import MoeConfig, MoeGraph, stacked
+from strata.models.decoders.shared_caches import SharedConfig, SharedGraph
 from strata.models.weights import Weights, check_layers, check_shapes, ops
 
 NAMES = {
@@ -22,33 +22,16 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Gemma4Config(MoeConfig):
+class Gemma4Config(SharedConfig, MoeConfig):
     """The sizes of a Gemma 4. `head_dim` and `kv_heads` are those of layers with a window."""
 
     full_dim: int = 2  # of a head, and heads of keys, in layers without one
     full_kv_heads: int = 1
-    shared: int = 0  # layers at the end that attend to the caches of others
-    shares_keys: bool = False  # whether layers without a window have values that are their keys
     wide: int = 1  # how many times as wide their feed-forwards are
-    own_width: int = 0  # of what a layer reads of a token
-    own_vocab: int = 1
 
     def sizes(self, layer: int) -> tuple[int, int]:
         """The width of a head, and how many of keys there are."""
         return (self.full_dim, self.full_kv_heads) if self.window(layer) is None else (self.head_dim, self.kv_heads)
-
-    def source(self, layer: int) -> int:
-        """The layer whose keys and values a layer attends to: of the same kind, the last that has its own."""
-        first = self.layers - self.shared
-        if layer < first:
-            return layer
-        return next(i for i in reversed(range(first)) if (self.window(i) is None) == (self.window(layer) is None))
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return tuple(
-            s for i in range(self.layers - self.shared) for s in kv_slots([i], self.sizes(i)[1], self.sizes(i)[0])
-        )
 
     def check(self, weights: Weights) -> None:
         check_layers(self.family, self.layers, weights, "layers.{}.")
@@ -110,14 +93,14 @@ def gemma4_config(found: dict[str, Any]) -> Gemma4Config:
         del plain["use_bidirectional_attention"]
     made = from_json(with_defaults({**plain, "sliding_window": None}, rms_norm_eps=1e-6, head_dim=size,
                                    num_key_value_heads=count))  # fmt: skip
-    shared, has_experts = whole(found, "num_kv_shared_layers", 0, least=0), bool(found.get("enable_moe_block"))
+    has_experts = bool(found.get("enable_moe_block"))
     own = dict(experts=whole(found, "num_experts"), chosen=whole(found, "top_k_experts"),
                expert_inner=whole(found, "moe_intermediate_size")) if has_experts else {}  # fmt: skip
     config = Gemma4Config(**{
         **vars(made), "norm_offset": 0.0, "score_scale": 1.0, "windows": tuple(None if f else window for f in full),
         "rope": proportional(far, full_dim), "local_rope": RopeConfig(real(near, "rope_theta", 10000.0)),
         "logit_cap": optional_real(found, "final_logit_softcapping"), "full_dim": full_dim,
-        "full_kv_heads": full_count, "shared": shared,
+        "full_kv_heads": full_count, "shared": whole(found, "num_kv_shared_layers", 0, least=0),
         "shares_keys": bool(found.get("attention_k_eq_v")), "wide": 2 if found.get("use_double_wide_mlp") else 1,
         "own_width": whole(found, "hidden_size_per_layer_input", 256, least=0), "sparse": (has_experts,) * layers,
         "own_vocab": whole(found, "vocab_size_per_layer_input", 262144), **own,
@@ -125,13 +108,10 @@ def gemma4_config(found: dict[str, Any]) -> Gemma4Config:
     if config.heads % full_count:
         raise FileError(f"the configuration has {config.heads} heads and {full_count} of keys where all is seen, which "
                         "do not divide them", code="F140")  # fmt: skip
-    if shared >= layers or not all(f in full[: layers - shared] for f in full):
-        raise FileError(f"the configuration has num_kv_shared_layers = {shared} of {layers} layers, before which each "
-                        "kind of layer has to be", code="F140")  # fmt: skip
-    return config
+    return config.with_sources()
 
 
-class Gemma4Graph(MoeGraph):
+class Gemma4Graph(SharedGraph, MoeGraph):
     """Builds the graph of a Gemma 4."""
 
     config: Gemma4Config
@@ -146,27 +126,11 @@ class Gemma4Graph(MoeGraph):
     def kv_heads_of(self, layer: int) -> int:
         return self.config.sizes(layer)[1]
 
-    def heads_turned(self, x: Value, name: str, layer: int) -> Value:
-        """Heads behind their norm and their rotation."""
+    def placed(self, x: Value, name: str, heads: int, layer: int) -> Value:
         size, (cos, sin) = self.config.sizes(layer)[0], self.tables[self.config.window(layer) is not None]
-        split = ops.reshape(x, (self.batch, self.count, x.shape[-1] // size, size))
+        split = ops.reshape(x, (self.batch, self.count, heads, size))
         found: Value = ops.reshape(self.norm(split, name, size), x.shape)
         return ops.rope(found, cos, sin, head_dim=size, n_rot=size, layout="bsd")
-
-    def attention(self, x: Value, layer: int) -> Value:
-        c, at, source = self.config, f"layers.{layer}.self_attn.", self.config.source(layer)
-        (size, count), window = c.sizes(layer), c.window(layer)
-        q = self.heads_turned(self.linear(x, f"{at}q_proj", c.heads * size, c.hidden), f"{at}q_norm", layer)
-        fields: dict[str, Any] = dict(window=None if window is None else window - 1, scale=c.score_scale)
-        if source != layer:
-            mixed = self.attend_to(source, q, **fields)
-        else:
-            k = self.linear(x, f"{at}k_proj", count * size, c.hidden)
-            v = k if c.shares_keys and window is None else self.linear(x, f"{at}v_proj", count * size, c.hidden)
-            heads = ops.reshape(v, (self.batch, self.count, count, size))
-            v = ops.reshape(ops.rms_norm(heads, eps=c.eps), v.shape)
-            mixed = self.attend(layer, q, self.heads_turned(k, f"{at}k_norm", layer), v, **fields)
-        return self.linear(mixed, f"{at}o_proj", c.hidden, c.heads * size)
 
     def dense(self, x: Value, layer: int) -> Value:
         c, at = self.config, f"layers.{layer}.mlp."
@@ -197,16 +161,13 @@ class Gemma4Graph(MoeGraph):
             inner = self.norm(inner, f"{at}post_feedforward_layernorm_1", c.hidden) + self.mixture(x, number)
         x = x + self.norm(inner, f"{at}post_feedforward_layernorm", c.hidden)
         if c.own_width:
-            part = ops.reshape(ops.narrow(self.own, 2, number, 1), (self.batch, self.count, c.own_width))
-            gate = self.activated(self.linear(x, f"{at}per_layer_input_gate", c.own_width, c.hidden)) * part
-            more = self.linear(gate, f"{at}per_layer_projection", c.hidden, c.own_width)
-            x = x + self.norm(more, f"{at}post_per_layer_input_norm", c.hidden)
+            x = x + self.read_own(x, number)
         return x * self.param(f"{at}layer_scalar", (1,)) if self.has(f"{at}layer_scalar") else x
 
     def embedded(self) -> Value:
         x = super().embedded()
         if self.config.own_width:
-            self.own = inputs_of_layers(self, x)
+            self.own = self.inputs_of_layers(x)
         return x
 
 

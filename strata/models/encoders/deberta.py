@@ -11,10 +11,11 @@ from strata.core import f32, i64
 from strata.errors import FileError
 from strata.mir import Value
 from strata.models.blocks.activations import activated, activation_of
+from strata.models.blocks.distances import by_distance, signed_buckets
 from strata.models.config_values import MOST_PLACES, names, real, whole
 from strata.models.encoders.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
 from strata.models.encoders.modernbert import labels_tokens
-from strata.models.encoders.rotary_bert import HIDDEN, distances
+from strata.models.encoders.rotary_bert import HIDDEN
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
 DEBERTA = {
@@ -89,9 +90,9 @@ class DebertaGraph(BertGraph):
         has_norm = self.has("encoder.LayerNorm.weight")
         self.places = self.layer_norm(table, "encoder.LayerNorm", c.hidden, c.eps) if has_norm else table
         gaps = np.arange(1 - c.longest, c.longest)
-        bucket = _bucket(gaps, c.buckets, c.farthest)
+        bucket = signed_buckets(gaps, c.buckets, c.farthest)
         ids = np.clip(bucket + c.span, 0, 2 * c.span - 1).astype(np.int32)
-        self.ids_by_gap = ops.cast(distances(self, "distance_ids", ids), i64)  # [S, S] of i - j
+        self.ids_by_gap = ops.cast(by_distance(self, "distance_ids", ids, self.length), i64)  # [S, S] of i - j
 
     def embeddings(self, types: Value | None) -> Value:
         c = self.config
@@ -156,16 +157,6 @@ class DebertaGraph(BertGraph):
         near = ops.transpose(near, (0, 2, 1)) * self.counted
         total = x + activated(near, c.kernel_activation)
         return self.layer_norm(total, "encoder.conv.LayerNorm", c.hidden, c.eps) * self.counted
-
-
-def _bucket(gap: np.ndarray, count: int, farthest: int) -> np.ndarray:
-    """Buckets of distances: near ones have their own, far ones share by their logarithm."""
-    if not count:
-        return gap
-    middle = count // 2
-    size = np.where(np.abs(gap) < middle, middle - 1, np.abs(gap)).astype(np.float64)
-    far = np.ceil(np.log(size / middle) / np.log((farthest - 1) / middle) * (middle - 1)) + middle
-    return np.where(size <= middle, gap, far * np.sign(gap)).astype(np.int64)
 
 
 NAMES["deberta-v2"] = DEBERTA

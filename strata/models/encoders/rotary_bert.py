@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from strata.core import f32, i32
-from strata.mir import Value, constant
+from strata.core import f32
+from strata.mir import Value
 from strata.models.blocks.activations import activated, activation_of
+from strata.models.blocks.distances import buckets_of_both, by_distance
 from strata.models.config_values import mapping, real, text, whole
 from strata.models.decoder_config import RopeConfig
 from strata.models.encoders.bert import BERT, GRAPHS, NAMES, BertConfig, BertGraph
 from strata.models.encoders.modernbert import labels_tokens
 from strata.models.weights import Weights, check_layers, check_shapes, ops, without_prefix
 
+FARTHEST = 128  # distance of tokens that MPNet tells apart
 LONGEST = 1 << 15  # tokens that tables of positions are made for
 HIDDEN = -1e30  # score of a token that does not count
 ROTARY = {
@@ -126,16 +128,6 @@ class RotaryGraph(BertGraph):
         return gate * self.linear(x, f"{at}mlp.up_proj", c.inner, c.hidden)
 
 
-def distances(b: BertGraph, name: str, of: np.ndarray) -> Value:
-    """Numbers of a table by the distance of two tokens, [S, S, ...]: row 0 is that of the most negative one."""
-    b.bound[name] = of
-    kind = f32 if of.dtype == np.float32 else i32
-    table = b.graph.param(name, of.shape, kind)
-    place = ops.iota((b.length,), 0, i32)
-    gap = ops.reshape(place, (b.length, 1)) - ops.reshape(place, (1, b.length))
-    return ops.take(table, gap + constant((of.shape[0] - 1) // 2, i32), axis=0)
-
-
 class MpnetGraph(BertGraph):
     """Builds the graph of an MPNet: scores have a bias for each head and bucket of distances."""
 
@@ -143,7 +135,9 @@ class MpnetGraph(BertGraph):
         super().__init__(config, weights, name)
         table = np.asarray(self.weights["encoder.relative_attention_bias.weight"], np.float32)
         gaps = np.arange(1 - config.longest, config.longest)
-        found = distances(self, "distance_bias", table[_buckets(gaps, len(table))])  # [S, S, heads]
+        found = by_distance(
+            self, "distance_bias", table[buckets_of_both(gaps, len(table), FARTHEST)], self.length
+        )  # [S, S, heads]
         bias = ops.insert_axis(ops.transpose(found, (2, 0, 1)), 0)
         kept = ops.reshape(self.mask, (self.batch, 1, 1, self.length))
         self.bias = ops.where(kept, bias, ops.full((), HIDDEN))
@@ -155,15 +149,6 @@ class MpnetGraph(BertGraph):
         return ops.attention(q, k, v, bias, num_heads=c.heads, kv_heads=c.heads, mask_kind="bias", layout="bsd")
 
 
-def _buckets(gap: np.ndarray, count: int, farthest: int = 128) -> np.ndarray:
-    """T5's buckets of distances i - j: near ones have their own, far ones share by their logarithm."""
-    half = count // 2
-    near = half // 2
-    size = np.abs(gap)
-    far = near + (np.log(np.maximum(size, 1) / near) / np.log(farthest / near) * (half - near)).astype(np.int64)
-    return np.where(gap < 0, half, 0) + np.where(size < near, size, np.minimum(far, half - 1))
-
-
 NAMES["nomic_bert"] = NAMES["gte"] = {**BERT, **ROTARY}
 GRAPHS |= {"nomic_bert": RotaryGraph, "gte": RotaryGraph, "mpnet": MpnetGraph}
-__all__ = ["MpnetGraph", "RotaryConfig", "RotaryGraph", "distances", "plain_names", "without_prefix"]
+__all__ = ["MpnetGraph", "RotaryConfig", "RotaryGraph", "plain_names", "without_prefix"]

@@ -90,8 +90,9 @@ def dry_penalties(
 ) -> dict[int, float]:
     """What DRY subtracts from logits: more, the longer the repetition that a token would continue."""
     lengths = repetition_lengths(tokens, breakers)
-    most = 700 / max(np.log(base), 1e-9)  # of an exponent that is a number
-    return {t: multiplier * base ** min(n - allowed, most) for t, n in lengths.items() if n >= allowed}
+    highest = float(np.finfo(np.float32).max)  # logits stay numbers
+    most = np.log(highest) / max(np.log(base), 1e-9)
+    return {t: min(multiplier * base ** min(n - allowed, most), highest) for t, n in lengths.items() if n >= allowed}
 
 
 def ngram_ends(tokens: Sequence[int], size: int) -> list[int]:
@@ -100,6 +101,13 @@ def ngram_ends(tokens: Sequence[int], size: int) -> list[int]:
         return []
     last = list(tokens[len(tokens) - size + 1 :])
     return [tokens[i + size - 1] for i in range(len(tokens) - size + 1) if list(tokens[i : i + size - 1]) == last]
+
+
+def phrase_ends(tokens: Sequence[int], phrases: Sequence[Sequence[int]]) -> list[int]:
+    """The tokens that would end one of these phrases, of which the sequence ends with all the others."""
+    return [
+        p[-1] for p in phrases if len(p) <= len(tokens) + 1 and list(tokens[len(tokens) + 1 - len(p) :]) == [*p[:-1]]
+    ]
 
 
 def surprising(weights: np.ndarray, most: float) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from strata.core import bool_, i32, i64, sym
 from strata.mir import Value, constant
 from strata.models.base import Folder
 from strata.models.blocks.activations import activated, activation_of
+from strata.models.blocks.distances import buckets_of_both, shared_buckets
 from strata.models.cached import CacheSizes
 from strata.models.config_values import MOST_PLACES, real, text, whole
 from strata.models.seq2seq.graphs import CrossGraph, CrossSizes
@@ -64,13 +64,10 @@ class T5Config:
 
 def bucket_table(config: T5Config, *, both: bool) -> np.ndarray:
     """Buckets of distances of keys from queries: -farthest to farthest, or with one direction, 0 to farthest back."""
-    far = np.arange(config.farthest + 1)
-    count = config.buckets // 2 if both else config.buckets
-    exact = max(count // 2, 1)
-    scale = np.float32(math.log(config.farthest / exact))
-    log = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact)) / scale * np.float32(count - exact)
-    one = np.where(far < exact, far, np.minimum(exact + log.astype(np.int64), count - 1))
-    return np.concatenate([one[:0:-1], [one[0]], one[1:] + count] if both else [one]).astype(np.int32)
+    far = config.farthest
+    if both:
+        return buckets_of_both(np.arange(far, -far - 1, -1), config.buckets, far).astype(np.int32)
+    return shared_buckets(np.arange(far + 1), config.buckets, far).astype(np.int32)
 
 
 class T5Blocks(WeightBuilder):

@@ -19,9 +19,6 @@ from strata.models.vision.model import ImageModel
 from strata.models.vision.towers import ImageTextModel
 from strata.models.weights import Weights, check_layers, ops
 
-OPENAI = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
-CLIP_IMAGES = {**OPENAI, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True, "crop_size": 224}
-SIGLIP_IMAGES = {"size": {"height": 224, "width": 224}, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 VISION = LayerNames(at="vision_model.encoder.layers.{}.", **NAMES)
 
 
@@ -88,7 +85,7 @@ def load(folder: Folder) -> ImageModel:
     check_layers(kind, image.sizes.layers, weights, VISION.at)
 
     build = partial(ImageTower, image, weights)
-    settings = ImageSettings.from_folder(folder.path, SIGLIP_IMAGES if is_siglip else CLIP_IMAGES)
+    settings = ImageSettings.from_folder(folder.path, "Siglip" if is_siglip else "CLIP")
     vector = "image_embeds" if is_siglip or "visual_projection.weight" in weights else "pooler_output"
     if is_alone:
         return ImageModel(build, settings, size=image.image, vector=vector, device=folder.device)

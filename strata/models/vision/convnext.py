@@ -14,7 +14,6 @@ from strata.models.config_values import real, whole
 from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
-IMAGES = {"size": {"shortest_edge": 384}, "crop_pct": 0.875, "resample": 3}
 EPS = 1e-6
 
 
@@ -64,4 +63,4 @@ def load(folder: Folder) -> ImageModel:
     """A model from a folder."""
     weights = without_prefix(folder.weights, ("convnext.", "convnextv2."))
     check_layers("convnext", len(sizes_of(folder.settings, "depths", [3, 3, 9, 3])), weights, "encoder.stages.{}.")
-    return image_model(folder, partial(ConvNextGraph, folder.settings, weights), IMAGES)
+    return image_model(folder, partial(ConvNextGraph, folder.settings, weights), "ConvNext")

@@ -18,7 +18,6 @@ from strata.models.vision.images import ImageSettings
 from strata.models.vision.model import labels_of
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
-IMAGES = {"size": {"shortest_edge": 800, "longest_edge": 1333}}
 BACKBONE = "backbone.conv_encoder.model."
 CROSS = LayerNames(at="", q="encoder_attn.q_proj", k="encoder_attn.k_proj", v="encoder_attn.v_proj",
                    o="encoder_attn.out_proj")  # fmt: skip
@@ -38,6 +37,7 @@ class DetrGraph(DetectorGraph):
         super().__init__(found, weights, batch, size)
         self.queries = whole(found, "num_queries", 100)
         self.encoder, self.decoder = half_sizes(found, layers=6, heads=8, inner=2048, hidden=256, activation="relu")
+        self.norms_each = bool(found.get("auxiliary_loss"))  # the last norm of the decoder follows each of its layers
         self.is_learned = text(found, "position_embedding_type", "sine") == "learned"
 
     def places(self, high: int, wide: int) -> Value:
@@ -73,6 +73,7 @@ class DetrGraph(DetectorGraph):
             read = self.placed(x, at, CROSS, sizes, place=asked, memory=memory, memory_place=place)
             x = self.normed_sum(x, read, f"{at}encoder_attn_layer_norm", sizes)
             x = self.normed_sum(x, self.feed_forward(x, at, OWN, sizes), at + OWN.norm2, sizes)
+            x = self.layer_norm(x, "decoder.layernorm", h, sizes.eps) if self.norms_each else x
         x = self.layer_norm(x, "decoder.layernorm", h, sizes.eps)
         results = {"last_hidden_state": x, **self.classified(x, "class_labels_classifier")}
         if self.has("bbox_predictor.layers.0.weight"):
@@ -119,5 +120,5 @@ def load(folder: Folder) -> DetectionModel:
     for half in ("encoder", "decoder"):
         check_layers("detr", whole(found, f"{half}_layers", 6), weights, f"{half}.layers.{{}}.")
 
-    settings = ImageSettings.from_folder(folder.path, IMAGES)
+    settings = ImageSettings.from_folder(folder.path, "Detr")
     return DetectionModel(partial(DetrGraph, found, weights), settings, labels=labels_of(found), device=folder.device)

@@ -14,13 +14,12 @@ import numpy as np
 from strata.errors import FileError, OptionError, ShapeError
 from strata.io import decode_image, load_image
 from strata.models.config_values import mapping, real, whole
-from strata.models.weights import read_json
+from strata.models.vision.processors import complete_settings, processor_settings
 
 LARGEST = 1 << 14  # pixels of an edge that an image is made to have
-FILES = ("preprocessor_config.json", "processor_config.json")
 MOST_PIXELS = 1 << 27  # of an image that is resized
 MOST_SIDE = 4096  # pixels of a side of an image that is resized to a longest edge
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, where a family has no others
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, where a processor has no others
 
 
 @dataclass(frozen=True)
@@ -37,22 +36,9 @@ class ImageSettings:
     multiple: int = 1  # batches are padded to sizes that this divides
 
     @classmethod
-    def from_folder(cls, folder: Path, fallback: Mapping[str, Any]) -> ImageSettings:
-        """From the folder's own file; `fallback` has what the family uses where the file is silent.
-
-        A size of one number is that of the shorter edge, where the family's own is; only ConvNeXt's kind of processor
-        knows `crop_pct`.
-        """
-        found = processor_settings(folder)
-        kind = found.get("image_processor_type") or found.get("feature_extractor_type")
-        usual, edge = fallback.get("size"), found.get("size")
-        if isinstance(edge, int) and isinstance(usual, Mapping) and "shortest_edge" in usual:
-            bound = {"longest_edge": found.get("max_size", usual["longest_edge"])} if "longest_edge" in usual else {}
-            found["size"] = {"shortest_edge": edge, **bound}
-        merged = {**fallback, **found}
-        if not (str(kind).startswith("ConvNext") if kind is not None else "crop_pct" in fallback):
-            merged.pop("crop_pct", None)
-        return cls.from_json(merged)
+    def from_folder(cls, folder: Path, kind: str) -> ImageSettings:
+        """From the folder's own file; where it is silent, as the kind of processor that it names has it, or `kind`."""
+        return cls.from_json(complete_settings(processor_settings(folder), kind))
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> ImageSettings:
@@ -105,16 +91,6 @@ class ImageSettings:
             wide = {"shortest_edge": int(edge / self.crop_part)}
             return centre(resize(image, *target(image.shape, wide), self.resample), edge, edge)
         return resize(image, *target(image.shape, self.size), self.resample)
-
-
-def processor_settings(folder: Path) -> dict[str, Any]:
-    """What a folder says about images, without what it leaves open."""
-    for name in FILES:
-        if (folder / name).exists():
-            found = read_json(folder / name)
-            found = mapping(found, "image_processor") or found
-            return {k: v for k, v in found.items() if v is not None}
-    return {}
 
 
 def target(shape: Sequence[int], size: Mapping[str, int]) -> tuple[int, int]:

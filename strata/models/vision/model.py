@@ -191,9 +191,9 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
     return (x / np.maximum(size, 1e-12)).astype(np.float32)
 
 
-def image_model(folder: Folder, build: Build, usual: Mapping[str, Any], **more: Any) -> ImageModel:
-    """The model of a folder; `usual` is how images are read where the folder does not say."""
-    settings = ImageSettings.from_folder(folder.path, usual)
+def image_model(folder: Folder, build: Build, kind: str, **more: Any) -> ImageModel:
+    """The model of a folder; `kind` is the image processor of the family, where the folder names none."""
+    settings = ImageSettings.from_folder(folder.path, kind)
     return ImageModel(build, settings, labels=labels_of(folder.settings), device=folder.device, **more)
 
 

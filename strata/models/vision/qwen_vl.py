@@ -14,9 +14,9 @@ from strata.models.base import Folder, compile_built
 from strata.models.config_values import mapping, whole, wholes
 from strata.models.decoder_config import from_json
 from strata.models.tokenizer import folder_tokenizer
-from strata.models.vision.clip import OPENAI
-from strata.models.vision.images import ImageSettings, processor_settings, resize
+from strata.models.vision.images import ImageSettings, resize
 from strata.models.vision.language import ImageDecoder, ImageTokens, MropeConfig, MropeGraph
+from strata.models.vision.processors import BICUBIC, OPENAI, processor_settings
 from strata.models.vision.qwen_tower import PatchGraph, PatchSizes
 from strata.models.weights import Weights, check_layers, without_prefix
 from strata.runtime import CompiledGraph
@@ -31,7 +31,7 @@ class PatchEncoder:
     def __init__(self, folder: Folder, weights: Weights, sizes: PatchSizes) -> None:
         self.token, self.sizes, self.device = whole(folder.settings, "image_token_id", 151655), sizes, folder.device
         check_layers("qwen2_vl", sizes.layers, weights, "blocks.{}.")
-        found = {**OPENAI, "resample": 3, **processor_settings(folder.path)}
+        found = {**OPENAI, **BICUBIC, **processor_settings(folder.path)}
         bounds = mapping(found, "size")
         self.least = whole(found, "min_pixels", whole(bounds, "shortest_edge", LEAST))
         self.most = whole(found, "max_pixels", whole(bounds, "longest_edge", MOST))

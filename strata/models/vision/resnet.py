@@ -14,8 +14,6 @@ from strata.models.config_values import text, whole
 from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
-IMAGES = {"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}
-
 
 class ResNetGraph(ConvolutionBuilder):
     """Builds the graph of a ResNet."""
@@ -89,4 +87,4 @@ def load(folder: Folder) -> ImageModel:
     """A model from a folder."""
     weights = without_prefix(folder.weights, ("resnet.",))
     check_layers("resnet", len(sizes_of(folder.settings, "depths", [3, 4, 6, 3])), weights, "encoder.stages.{}.")
-    return image_model(folder, partial(ResNetGraph, folder.settings, weights), IMAGES, vector="vector")
+    return image_model(folder, partial(ResNetGraph, folder.settings, weights), "ConvNext", vector="vector")

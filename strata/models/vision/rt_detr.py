@@ -21,7 +21,6 @@ from strata.models.vision.images import ImageSettings
 from strata.models.vision.model import labels_of
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
-IMAGES = {"size": {"height": 640, "width": 640}, "do_normalize": False}
 BLOCKS = 3  # of a mix of two features
 
 
@@ -171,7 +170,7 @@ def load(folder: Folder) -> DetectionModel:
     sizes_of(mapping(found, "backbone_config"), "depths", [3, 4, 6, 3])
 
     refuse(found, "normalize_before", "eval_size")
-    settings = ImageSettings.from_folder(folder.path, IMAGES)
+    settings = ImageSettings.from_folder(folder.path, "RTDetr")
     made = DetectionModel(partial(RtDetrGraph, found, weights), settings, labels=labels_of(found), device=folder.device)
     made.is_focal = bool(found.get("use_focal_loss", True))
     return made

@@ -14,7 +14,6 @@ from strata.models.config_values import whole
 from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
-IMAGES = {"size": {"height": 512, "width": 512}}
 EPS = 1e-5
 
 
@@ -83,4 +82,4 @@ def load(folder: Folder) -> ImageModel:
     """A model from a folder."""
     weights = without_prefix(folder.weights, ("segformer.",))
     check_layers("segformer", len(sizes_of(folder.settings, "depths", [2] * 4)), weights, "encoder.block.{}.")
-    return image_model(folder, partial(SegformerGraph, folder.settings, weights), IMAGES)
+    return image_model(folder, partial(SegformerGraph, folder.settings, weights), "Segformer")

@@ -19,9 +19,10 @@ from strata.models.config_values import mapping, whole
 from strata.models.decoder_config import FAMILIES, from_json
 from strata.models.tokenizer import folder_tokenizer
 from strata.models.vision.clip_text import NAMES, TowerConfig
-from strata.models.vision.images import ImageSettings, in_squares, processor_settings, resize, with_longest
+from strata.models.vision.images import ImageSettings, in_squares, resize, with_longest
 from strata.models.vision.language import ImageDecoder, ImageDecoderGraph, ImageTokens
 from strata.models.vision.model import ImageModel
+from strata.models.vision.processors import HALF, processor_settings
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 VISION = LayerNames(at="vision_model.encoder.layers.{}.", **NAMES)
@@ -73,7 +74,7 @@ class SquareEncoder:
             raise FileError(f"smolvlm: images of {config.image} in patches of {config.patch} are not divided by "
                             f"{factor}", code="F140")  # fmt: skip
         check_layers("smolvlm", config.sizes.layers, weights, VISION.at)
-        settings = {"resample": 1, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, **processor_settings(folder.path)}
+        settings = {"resample": 1, **HALF, **processor_settings(folder.path)}
         self.side = whole(mapping(settings, "max_image_size"), "longest_edge", config.image[0])
         self.edge = whole(mapping(settings, "size"), "longest_edge", 4 * self.side)
         self.splits, self.resizes = (settings.get(k, True) for k in ("do_image_splitting", "do_resize"))

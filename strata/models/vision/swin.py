@@ -22,7 +22,6 @@ from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 NAMES = LayerNames(at="", up="intermediate.dense", down="output.dense")
-IMAGES = {"size": {"height": 224, "width": 224}, "resample": 3}
 FAR = -100.0  # added to scores of pixels that only the shift has brought together
 CLOSE = float(np.log(100.0))  # the most that Swin V2's scale of cosines is, as a logarithm
 WIDE = 512  # features of Swin V2's network of distances
@@ -153,4 +152,4 @@ def load(folder: Folder) -> ImageModel:
     kind, depths = str(folder.settings["model_type"]), sizes_of(folder.settings, "depths", [2, 2, 6, 2])
     check_layers(kind, len(depths), weights, "encoder.layers.{}.")
     size = pair(folder.settings, "image_size", 224, most=MOST_SIDE)
-    return image_model(folder, partial(SwinGraph, folder.settings, weights), IMAGES, size=size)
+    return image_model(folder, partial(SwinGraph, folder.settings, weights), "ViT", size=size)

@@ -17,9 +17,6 @@ from strata.models.vision.model import ImageModel, image_model
 from strata.models.weights import Weights, check_layers, ops, without_prefix
 
 FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers")
-USUAL: dict[str, Any] = {"size": {"height": 224, "width": 224}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-DINO = {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": 224, "resample": 3}
-DEIT = {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224, "resample": 3}
 NAMES = LayerNames(
     at="encoder.layer.{}.", q="attention.attention.query", k="attention.attention.key", v="attention.attention.value",
     o="attention.output.dense", norm1="layernorm_before", up="intermediate.dense", down="output.dense",
@@ -125,5 +122,5 @@ def load(folder: Folder) -> ImageModel:
     config = VitConfig.from_json(folder.settings)
     weights = without_prefix(folder.weights, ("vit.", "deit.", "dinov2.", "dinov2_with_registers."))
     check_layers(config.family, config.sizes.layers, weights, NAMES.at)
-    usual = {"vit": USUAL, "deit": DEIT}.get(config.family, DINO)
-    return image_model(folder, partial(VitGraph, config, weights), usual, size=config.image)
+    kind = {"vit": "ViT", "deit": "DeiT"}.get(config.family, "Bit")
+    return image_model(folder, partial(VitGraph, config, weights), kind, size=config.image)

@@ -15,6 +15,7 @@ SIZES = dict(
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64, rope_theta=10000.0)  # fmt: skip
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0)
+UNTURNED = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.0)
 LINEAR = dict(rope_type="linear", factor=2.0, rope_theta=500.0)
 MLA = dict(kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, first_k_dense_replace=1,
            moe_intermediate_size=24, n_shared_experts=2, num_key_value_heads=4)  # fmt: skip
@@ -90,6 +91,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                                  "shared_expert_intermediate_size": 40, "linear_num_key_heads": 2, "head_dim": 16,
                                  "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 10,
                                  "layer_types": ["linear_attention", "full_attention"]}),
+    "stablelm-unturned": ("StableLm", {"rope_parameters": UNTURNED}),
+    "qwen3_next-unturned": ("Qwen3Next", {
+        **DELTA, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40, "rope_parameters": UNTURNED}),
     "phimoe": ("Phimoe", {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True}),
     "glm4_moe": ("Glm4Moe", {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
                              "moe_intermediate_size": 24, "use_qk_norm": True, "head_dim": 16}),

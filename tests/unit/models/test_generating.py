@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ from strata.errors import FileError, OptionError
 from strata.models import Decoder, Sampler, load
 from strata.models.decoders import MODULES
 from strata.models.generating.continuations import best_beams, samples
-from strata.models.generating.filters import dry_penalties, heaviest, repetition_lengths, typical, without_top
+from strata.models.generating.filters import (
+    SampleStream,
+    dry_penalties,
+    heaviest,
+    repetition_lengths,
+    typical,
+    without_top,
+)
 from strata.serving import Engine
 from tests.unit.models.random_models import random_model
 from tests.unit.models.test_decoder_vectors import folder
@@ -70,6 +78,16 @@ def test_xtc_leaves_the_least_likely_of_the_likely() -> None:
     assert 0 in {never.choose(logits, [], numbers) for _ in range(50)}
 
 
+def test_xtc_against_its_definition(rng: np.random.Generator) -> None:
+    """From the likeliest token on, all that reach the threshold go but the last of them."""
+    for _ in range(200):
+        weights, threshold = rng.dirichlet(np.full(12, 0.3)), rng.uniform(0.01, 0.5)
+        order = np.argsort(-weights)
+        count = int((weights >= threshold).sum())
+        gone = order[: count - 1] if count > 1 else []
+        assert set(np.flatnonzero(~without_top(weights * 7, threshold))) == set(gone)
+
+
 def test_dry_against_a_plain_search(rng: np.random.Generator) -> None:
     for _ in range(200):
         tokens = rng.integers(0, 4, rng.integers(1, 24)).tolist()
@@ -86,6 +104,33 @@ def test_dry_against_a_plain_search(rng: np.random.Generator) -> None:
     assert dry_penalties([1, 2, 3, 4, 1, 2, 3], 0.5, 2.0, 2, ()) == {4: 1.0}
     dry = Sampler(dry_multiplier=50.0)
     assert dry.choose(np.array([0, 0, 0, 9, 1.0], np.float32), [1, 2, 3, 1, 2], dry.stream()) == 4
+
+
+def test_penalties_of_long_repetitions_are_numbers() -> None:
+    dry = Sampler(dry_multiplier=2.0, dry_base=1e6)
+    found = dry.penalised(np.zeros(4, np.float32), [1, 2] * 200)
+    assert np.isfinite(found).all()
+    assert found[1] < -1e38
+    everything = Sampler(dry_multiplier=1e6, dry_base=1e6, dry_allowed_length=1)
+    assert everything.choose(np.arange(2, dtype=np.float32), [0, 1] * 200 + [1, 0, 0] * 200, everything.stream()) < 2
+
+
+def test_mirostat_against_its_definition(rng: np.random.Generator) -> None:
+    """Tokens above a surprise go; the surprise of the one that is drawn from the rest moves the bound."""
+    tau, eta = 3.0, 0.2
+    sampler = Sampler(temperature=0.8, mirostat_tau=tau, mirostat_eta=eta, seed=3)
+    stream, same, bound = sampler.stream(), sampler.stream(), 2 * tau
+    for _ in range(300):
+        logits = rng.normal(0, 3, 64).astype(np.float32)
+        shares = np.exp(logits.astype(np.float64) / 0.8)
+        shares /= shares.sum()
+        kept = (-np.log2(shares) <= bound) | (shares == shares.max())
+        left = np.where(kept, shares, 0) / shares[kept].sum()
+        wanted = int(np.searchsorted(np.cumsum(left), same.random(), side="right"))
+        assert sampler.choose(logits, [], stream) == wanted
+        bound -= eta * (-np.log2(left[wanted]) - tau)
+        assert isinstance(stream, SampleStream)
+        assert stream.surprise == pytest.approx(bound, rel=1e-9)
 
 
 def test_mirostat_keeps_the_surprise(rng: np.random.Generator) -> None:
@@ -161,6 +206,8 @@ def test_runs_that_do_not_come_twice(llama: Decoder) -> None:
 BEAMS: tuple[dict[str, Any], ...] = (
     dict(), dict(length_penalty=-1.0), dict(length_penalty=2.0, early_stopping=True), dict(early_stopping="never"),
     dict(repetition_penalty=1.7), dict(no_repeat_ngram_size=2, length_penalty=0.5),
+    dict(suppress_tokens=[*range(3, 60)], begin_suppress_tokens=[*range(60, 100)]),
+    dict(bad_words_ids=[[i, j] for i in range(3, 50) for j in range(40)] + [[100], [12, 101]]),
 )  # fmt: skip
 
 
@@ -177,7 +224,9 @@ def test_beams_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
     wanted = []
     for row in texts[:, len(PROMPT) :].tolist():
         wanted.append(row[: row.index(end)] if end in row else row)
-    sampler = Sampler(**{k: options.pop(k) for k in ("repetition_penalty", "no_repeat_ngram_size") if k in options})
+    fields = {f.name for f in dataclasses.fields(Sampler)} & set(options)
+    options = dict(options)
+    sampler = Sampler(**{name: options.pop(name) for name in fields})
     assert best_beams(ours, PROMPT, 4, 20, ends=(end,), sampler=sampler, **options)[:3] == wanted
 
 
@@ -344,6 +393,54 @@ def test_options_that_do_not_fit(llama: Decoder) -> None:
     ):  # fmt: skip
         with pytest.raises(OptionError, match=match):
             llama.generate(PROMPT, **options)  # type: ignore[arg-type]
+
+
+def test_tokens_that_do_not_come(llama: Decoder) -> None:
+    plain = list(llama.tokens(PROMPT, 12, Sampler()))
+
+    def made(**options: Any) -> list[int]:
+        return list(llama.tokens(PROMPT, 12, Sampler(**options), (plain[3], plain[0])))
+
+    assert not set(llama.tokens(PROMPT, 12, Sampler(suppress_tokens=plain))) & set(plain)
+    late = list(llama.tokens(PROMPT, 12, Sampler(begin_suppress_tokens=plain)))
+    assert late[0] not in plain
+    assert list(llama.tokens([*PROMPT, late[0]], 11, Sampler())) == late[1:]
+    for words in ([plain[1:3]], [[PROMPT[-1], plain[0]]], [[plain[2]]], [[*PROMPT, *plain[:2]]]):
+        found = [*PROMPT, *llama.tokens(PROMPT, 12, Sampler(bad_words_ids=words))]
+        assert found != [*PROMPT, *plain]
+        assert not any(found[i : i + len(words[0])] == words[0] for i in range(len(found)))
+    assert made() == []
+    ends = (plain[3], plain[0])
+    found = made(min_tokens=7, ends=ends)
+    assert len(found) >= 7
+    assert not set(found) & set(ends)
+
+
+def test_the_ends_of_the_tokenizer_come_late(llama: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = list(llama.tokens(PROMPT, 6, Sampler()))
+    monkeypatch.setattr(llama.tokenizer, "eos", (plain[0],), raising=False)
+    assert llama.generate(PROMPT, max_tokens=9) == ""
+    assert len(llama.generate(PROMPT, max_tokens=9, min_tokens=9)) == 9
+    assert llama.generate_many([PROMPT], max_tokens=9, min_tokens=9) == [
+        llama.generate(PROMPT, max_tokens=9, min_tokens=9)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (dict(min_tokens=-1), "min_tokens -1 is negative"),
+        (dict(min_tokens=9, max_tokens=5), "min_tokens 9 is more than max_tokens 5"),
+        (dict(suppress_tokens=[-1]), "suppress_tokens has a negative token"),
+        (dict(begin_suppress_tokens="ab"), "begin_suppress_tokens is a sequence of whole numbers"),
+        (dict(bad_words_ids=[3]), "bad_words_ids is a sequence of"),
+        (dict(bad_words_ids=[[]]), "an empty or a negative one"),
+        (dict(bad_words_ids=[[3, -1]]), "an empty or a negative one"),
+    ],
+)
+def test_tokens_that_are_none(options: dict[str, Any], told: str, llama: Decoder) -> None:
+    with pytest.raises(OptionError, match=told):
+        llama.generate(PROMPT, **options)
 
 
 def test_logit_biases_and_stops(llama: Decoder) -> None:

@@ -82,6 +82,25 @@ def test_settings_of_features_that_make_no_sense(setting: dict[str, int], tmp_pa
         MelSettings.from_folder(tmp_path, 80)
 
 
+def test_short_sound_is_followed_by_the_padding_value(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = folder(tmp_path / "model", "whisper")
+    (place / "preprocessor_config.json").write_text(json.dumps({"feature_size": 16, "padding_value": -0.25}), "utf-8")
+    model, samples, seen = st.load(place), rng.standard_normal(3000).astype(np.float32), []
+    monkeypatch.setattr(model, "transcribe_features", lambda features, **_: seen.append(features))
+    model.transcribe(samples)
+    padded = np.full(64 * 160, -0.25, np.float32)
+    padded[:3000] = samples
+    np.testing.assert_array_equal(seen[0], MelSettings(bands=16).features(padded))
+
+
+def test_noise_is_not_added(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text('{"dither": 0.1}', "utf-8")
+    with pytest.raises(FileError, match=r"dither = 0\.1"):
+        MelSettings.from_folder(tmp_path, 80)
+
+
 def test_features_are_those_of_the_formula(rng: np.random.Generator) -> None:
     """Against a plain loop in f64."""
     settings, samples = MelSettings(bands=20), rng.standard_normal(1600).astype(np.float32)

@@ -13,9 +13,6 @@ from PIL import Image
 
 import strata as st
 from strata.errors import FileError, OptionError, ShapeError, UnknownNameError
-from strata.models.vision.clip import CLIP_IMAGES, SIGLIP_IMAGES
-from strata.models.vision.convnext import IMAGES as CONVNEXT_IMAGES
-from strata.models.vision.detr import IMAGES as DETR_IMAGES
 from strata.models.vision.images import ImageSettings, centre, target
 from tests.families.stored import complete
 from tests.unit.models.test_families import folder
@@ -44,24 +41,22 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fallback", "found", "shape"),
+    ("kind", "found", "shape"),
     [
-        (CLIP_IMAGES, {"size": 20, "crop_size": 16, "crop_pct": 0.5}, (16, 16)),  # as CLIP's first folders have it
-        (CLIP_IMAGES, {"size": 20, "do_center_crop": False}, (20, 25)),
-        (SIGLIP_IMAGES, {"size": 20}, (20, 20)),
-        (DETR_IMAGES, {"size": 20, "max_size": 24}, (19, 24)),
-        (DETR_IMAGES, {"size": 20}, (20, 25)),
-        (CONVNEXT_IMAGES, {"size": 20, "crop_pct": 0.875}, (20, 20)),
-        (CONVNEXT_IMAGES, {"size": 20, "image_processor_type": "BitImageProcessor"}, (20, 25)),
-        (CLIP_IMAGES, {"size": 20, "crop_pct": 0.5, "feature_extractor_type": "ConvNextFeatureExtractor",
+        ("CLIP", {"size": 20, "crop_size": 16, "crop_pct": 0.5}, (16, 16)),  # as CLIP's first folders have it
+        ("CLIP", {"size": 20, "do_center_crop": False}, (20, 25)),
+        ("Siglip", {"size": 20}, (20, 25)),
+        ("Detr", {"size": 20, "max_size": 24}, (19, 24)),
+        ("Detr", {"size": 20}, (20, 25)),
+        ("ConvNext", {"size": 20, "crop_pct": 0.875}, (20, 20)),
+        ("ConvNext", {"size": 20, "image_processor_type": "BitImageProcessor", "do_center_crop": False}, (20, 25)),
+        ("CLIP", {"size": 20, "crop_pct": 0.5, "feature_extractor_type": "ConvNextFeatureExtractor",
                        "do_center_crop": False}, (20, 20)),
     ],
 )  # fmt: skip
-def test_sizes_of_one_number(
-    fallback: dict[str, Any], found: dict[str, Any], shape: tuple[int, int], tmp_path: Path
-) -> None:
+def test_sizes_of_one_number(kind: str, found: dict[str, Any], shape: tuple[int, int], tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(found))
-    settings = ImageSettings.from_folder(tmp_path, fallback)
+    settings = ImageSettings.from_folder(tmp_path, kind)
     assert settings.pixels(PHOTOS[0]).shape == (3, *shape)
 
 
