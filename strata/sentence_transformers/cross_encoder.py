@@ -118,7 +118,7 @@ class CrossEncoder:
                 f"CrossEncoder.rank() only works for models with num_labels=1, this one has {self.num_labels}",
                 code="O721", fix="predict([(query, document), …])",
             )  # fmt: skip
-        if not documents:
+        if not len(documents):  # which may be an array
             return []
         scores = self.predict(
             [(query, d) for d in documents], prompt_name, prompt, batch_size, show_progress_bar, activation_fn,
