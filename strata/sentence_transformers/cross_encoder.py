@@ -63,7 +63,7 @@ class CrossEncoder:
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
         activation_fn: Callable[[np.ndarray], np.ndarray] | None = None,
-        apply_softmax: bool = False,
+        apply_softmax: bool | None = False,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: str | Sequence[str] | None = None,

@@ -499,3 +499,5 @@ def test_arguments_at_their_edges(tmp_path: Path) -> None:
     reranker = CrossEncoder(write(tmp_path / "c", labels=1))
     assert reranker.rank("the cat", np.array(given)) == reranker.rank("the cat", given)
     assert reranker.rank("the cat", np.array([])) == []
+    pairs = [(a, "a dog") for a in given]
+    np.testing.assert_array_equal(reranker.predict(pairs, apply_softmax=None), reranker.predict(pairs))
