@@ -227,7 +227,7 @@ class SentenceTransformer:
 
     def _ids(self, texts: Sequence[str], before: str) -> list[list[int]]:
         given = [before + (t.lower() if self._steps.lower else t) for t in texts]
-        return self._encoder.tokenizer.encode_batch(given, self.max_seq_length)
+        return self._steps.weighted(self._encoder.tokenizer.encode_batch(given, self.max_seq_length))
 
     def _skipped(self, before: str) -> int:
         """Tokens at the start of a text that are not pooled: a prompt, where the files leave it out."""

@@ -113,7 +113,8 @@ class Encoder(TextModel, Model):
 
     def text_ids(self, texts: Sequence[str], limit: int) -> list[list[int]]:
         """The tokens of texts, up to a limit; in lower case where the files say so."""
-        return self.tokenizer.encode_batch([t.lower() for t in texts] if self.steps.lower else texts, limit)
+        given = [t.lower() for t in texts] if self.steps.lower else texts
+        return self.steps.weighted(self.tokenizer.encode_batch(given, limit))
 
     def embed_ids(
         self, ids: Sequence[Sequence[int]], *, pooling: str | None = None, normalize: bool | None = None,

@@ -139,6 +139,14 @@ class Steps:
             out = step.apply(b, out, f"after{number}")
         return unit(out) if normalize and Normalise() not in self.after[-1:] else out, x
 
+    def weighted(self, ids: list[list[int]]) -> list[list[int]]:
+        """The tokens of texts, each of which has a weight where words have weights."""
+        for step in self.before:
+            wrong = max(map(max, filter(None, ids)), default=0) if isinstance(step, WordWeights) else 0
+            if isinstance(step, WordWeights) and wrong >= len(step.table):
+                raise FileError(f"{self.folder}: token {wrong} has no weight, there are {len(step.table)}", code="F720")
+        return ids
+
     @property
     def is_plain(self) -> bool:
         """Whether it is pooling of one kind, and no more than normalisation after it."""
@@ -266,6 +274,8 @@ def _dense(folder: Path, *, of_tokens: bool) -> Dense:
         raise FileError(message, code="F720")
     bias = weights.get("linear.bias") if settings.get("bias", True) else None
     weight, residual = weights["linear.weight"], bool(settings.get("use_residual"))
+    if weight.ndim != 2:
+        raise FileError(f"{folder}: linear.weight is a matrix, got {weight.ndim} axes", code="F720")
     across = (
         _tensors(folder, "residual.weight")["residual.weight"]
         if residual and weight.shape[0] != weight.shape[1]

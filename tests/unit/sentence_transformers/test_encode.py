@@ -501,3 +501,19 @@ def test_arguments_at_their_edges(tmp_path: Path) -> None:
     assert reranker.rank("the cat", np.array([])) == []
     pairs = [(a, "a dog") for a in given]
     np.testing.assert_array_equal(reranker.predict(pairs, apply_softmax=None), reranker.predict(pairs))
+
+
+@pytest.mark.parametrize("kind", ["Dense", "LayerNorm", "WordWeights"])
+def test_modules_whose_tensors_do_not_fit(kind: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "mean"})
+    held = {
+        "Dense": {"linear.weight": weight("d", (12,))},
+        "LayerNorm": {"norm.weight": weight("g", (7,)), "norm.bias": weight("h.bias", (7,))},
+        "WordWeights": {"emb_layer.weight": weight("w", (3, 1))},
+    }[kind]
+    add_modules(folder, (kind, {}, held), at=1 if kind == "WordWeights" else 2)
+    with pytest.raises(StrataError):
+        SentenceTransformer(folder).encode(texts())
+    (folder / "more1" if kind == "WordWeights" else folder / "more2").joinpath("model.safetensors").unlink()
+    with pytest.raises(StrataError, match=r"has no model\.safetensors"):
+        SentenceTransformer(folder)
