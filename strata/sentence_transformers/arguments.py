@@ -39,7 +39,7 @@ def chosen_prompt(prompts: Mapping[str, str], usual: str | None, name: str | Non
     """What is put before texts: a prompt, that of a name, or that which a model puts there by itself."""
     if prompt is not None:
         return prompt
-    name = name or usual
+    name = usual if name is None else name
     if name is None:
         return ""
     if name not in prompts:

@@ -63,7 +63,7 @@ class CrossEncoder:
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
         activation_fn: Callable[[np.ndarray], np.ndarray] | None = None,
-        apply_softmax: bool = False,
+        apply_softmax: bool | None = False,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: str | Sequence[str] | None = None,
@@ -118,7 +118,7 @@ class CrossEncoder:
                 f"CrossEncoder.rank() only works for models with num_labels=1, this one has {self.num_labels}",
                 code="O721", fix="predict([(query, document), …])",
             )  # fmt: skip
-        if not documents:
+        if not len(documents):  # which may be an array
             return []
         scores = self.predict(
             [(query, d) for d in documents], prompt_name, prompt, batch_size, show_progress_bar, activation_fn,

@@ -64,12 +64,9 @@ class SentenceTransformer:
         if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
             raise no_prompt(self.prompts, self.default_prompt_name)
         self.truncate_dim = truncate_dim if truncate_dim is not None else settings.get("truncate_dim")
-        self.similarity_fn_name = similarity_fn_name or settings.get("similarity_fn_name") or "cosine"
-        if self.similarity_fn_name not in SIMILARITIES:
-            known = ", ".join(SIMILARITIES)
-            raise OptionError(f"similarity_fn_name is one of {known}, got {self.similarity_fn_name!r}", code="O721")
+        self.similarity_fn_name = similarity_fn_name or settings.get("similarity_fn_name")
         self.max_seq_length: int = min(self._steps.limit or found.limit, found.limit)
-        self._graphs: dict[bool, CompiledGraph] = {}
+        self._graphs: dict[bool | None, CompiledGraph] = {}
 
     @property
     def tokenizer(self) -> Any:
@@ -81,10 +78,23 @@ class SentenceTransformer:
         """Where the model runs."""
         return str(self._encoder.device)
 
+    @property
+    def similarity_fn_name(self) -> str:
+        """Which similarity `similarity` and `similarity_pairwise` give; set to None, it is the cosine."""
+        return self._similarity
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, name: str | None) -> None:
+        name = name or "cosine"
+        if name not in SIMILARITIES:
+            known = ", ".join(SIMILARITIES)
+            raise OptionError(f"similarity_fn_name is one of {known}, got {name!r}", code="O721", place=here())
+        self._similarity = name
+
     def get_sentence_embedding_dimension(self) -> int:
         """Features of a vector."""
         width = self._steps.width(self._encoder.config.hidden)
-        return min(width, self.truncate_dim) if self.truncate_dim else width
+        return width if self.truncate_dim is None else min(width, self.truncate_dim)
 
     get_embedding_dimension = get_sentence_embedding_dimension
 
@@ -102,7 +112,7 @@ class SentenceTransformer:
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
         output_value: str | None = "sentence_embedding",
-        precision: str = "float32",
+        precision: str | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: str | Sequence[str] | None = None,
@@ -114,13 +124,15 @@ class SentenceTransformer:
         """A vector for each text, f32[texts, features]; for one string, f32[features].
 
         `convert_to_tensor` gives a strata tensor; without `convert_to_numpy`, a list of vectors. With `output_value`
-        "token_embeddings", a list of f32[tokens, hidden], before pooling. One process uses all cores: what is said of
+        "token_embeddings", a list of f32[tokens, hidden], before pooling; with None, a dict of both and of the ids for
+        each text. One process uses all cores: what is said of
         pools and chunks changes nothing.
         """
-        if output_value not in ("sentence_embedding", "token_embeddings"):
-            told = "is one of sentence_embedding, token_embeddings"
+        if output_value not in ("sentence_embedding", "token_embeddings", None):
+            told = "is one of sentence_embedding, token_embeddings, None"
             raise OptionError(f"output_value {told}, got {output_value!r}", code="O721")
         require_device(self.device, device)
+        precision = precision or "float32"
         if precision not in PRECISIONS:
             raise OptionError(f"precision is one of {', '.join(PRECISIONS)}, got {precision!r}", code="O720")
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -131,12 +143,20 @@ class SentenceTransformer:
         if wrong is not None:
             raise OptionError(f"texts are strings, got {type(wrong).__name__}", code="O721")
         before = chosen_prompt(self.prompts, self.default_prompt_name, prompt_name, prompt)
-        if output_value == "token_embeddings":
-            rows = self._tokens(texts, before, batch_size, show_progress_bar)
-            return rows[0] if one else rows
         size = truncate_dim if truncate_dim is not None else self.truncate_dim
-        found = self._vectors(texts, before, batch_size, show_progress_bar, normalize=normalize_embeddings and not size)
-        if size:
+        if output_value != "sentence_embedding":
+            rows = self._parts(texts, before, batch_size, show_progress_bar)
+            whole = [{**row, "sentence_embedding": row["sentence_embedding"][:size]} for row in rows]
+            if output_value is None and precision != "float32":
+                raise OptionError(f"output_value=None gives float32, and precision is {precision!r}", code="O720")
+            tokens = [row["token_embeddings"] for row in rows]
+            chosen: list[Any] = (
+                whole if output_value is None else quantize_embeddings(tokens, precision) if tokens else []
+            )
+            return chosen[0] if one else chosen
+        plain = size is None
+        found = self._vectors(texts, before, batch_size, show_progress_bar, normalize=normalize_embeddings and plain)
+        if not plain:
             found = found[:, :size]
             if normalize_embeddings:
                 found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
@@ -171,7 +191,7 @@ class SentenceTransformer:
         **options: Any,
     ) -> Any:
         """`encode` with the prompt of documents."""
-        name = next((n for n in ("document", "passage", "corpus") if self.prompts.get(n)), "document")
+        name = next((n for n in ("document", "passage", "corpus") if n in self.prompts), "document")
         return self.encode(inputs, prompt_name, self._task(prompt_name, prompt, name), **options)
 
     def _task(self, prompt_name: str | None, prompt: str | None, name: str) -> str | None:
@@ -203,44 +223,69 @@ class SentenceTransformer:
         finally:
             self.truncate_dim = before
 
+    truncate_embeddings = truncate_sentence_embeddings
+
     def _ids(self, texts: Sequence[str], before: str) -> list[list[int]]:
         given = [before + (t.lower() if self._steps.lower else t) for t in texts]
-        return self._encoder.tokenizer.encode_batch(given, self.max_seq_length)
+        return self._steps.weighted(self._encoder.tokenizer.encode_batch(given, self.max_seq_length))
 
-    def _tokens(self, texts: Sequence[str], before: str, batch_size: int, progress: bool | None) -> list[np.ndarray]:
-        """The vectors of the tokens of each text."""
-        ids = self._ids(texts, before)
-        out: list[np.ndarray] = [np.empty((0, 0), np.float32)] * len(ids)
+    def _skipped(self, before: str) -> int:
+        """Tokens at the start of a text that are not pooled: a prompt, where the files leave it out."""
+        if self._steps.include_prompt or not before:
+            return 0
+        return len(self._encoder.tokenizer.encode(before)) - 1  # without the token that ends a text
+
+    def _feeds(self, ids: Sequence[Sequence[int]], skipped: int) -> dict[str, np.ndarray]:
+        block, mask = padded(ids)
+        feeds = {"input_ids": block, "attention_mask": mask}
+        if not self._steps.include_prompt:
+            feeds["pooling_mask"] = mask & (np.arange(mask.shape[1]) >= skipped)
+        return feeds
+
+    def _graph(self, normalize: bool | None) -> CompiledGraph:
+        """Of the vector of each text; for None, of those of its tokens, too."""
+        if normalize not in self._graphs:
+            made = self._encoder.finished(
+                lambda b, x: (
+                    self._steps.whole(b, x, normalize=False)
+                    if normalize is None
+                    else self._steps.finish(b, x, normalize=normalize)
+                )
+            )
+            self._graphs[normalize] = made
+        return self._graphs[normalize]
+
+    def _parts(self, texts: Sequence[str], before: str, batch_size: int, progress: bool | None) -> list[dict[str, Any]]:
+        """For each text, its ids, its mask, the vectors of its tokens and its own."""
+        ids, graph, skipped = self._ids(texts, before), self._graph(None), self._skipped(before)
+        out: list[dict[str, Any]] = []
         with progress_bar("texts", len(texts), wanted=progress, keep=bool(progress)) as advance:
             for start in range(0, len(ids), batch_size):
-                part = range(start, min(start + batch_size, len(ids)))
-                block, mask = padded([ids[i] for i in part])
-                found = self._encoder.run(input_ids=block, attention_mask=mask)["last_hidden_state"]
-                for row, i in enumerate(part):
-                    out[i] = found[row, : len(ids[i])].copy()
+                part = ids[start : start + batch_size]
+                vectors, tokens = graph.run(self._feeds(part, skipped))
+                for row, known in enumerate(part):
+                    length = len(known)
+                    out.append(
+                        {
+                            "input_ids": np.array(known, np.int64),
+                            "attention_mask": np.ones(length, np.int64),
+                            "modality": "text",
+                            "token_embeddings": tokens[row, :length].copy(),
+                            "sentence_embedding": vectors[row].copy(),
+                        }
+                    )
                 advance(len(part))
         return out
 
     def _vectors(
         self, texts: Sequence[str], before: str, batch_size: int, progress: bool | None, *, normalize: bool
     ) -> np.ndarray:
-        steps, tokenizer = self._steps, self._encoder.tokenizer
-        if normalize not in self._graphs:
-            self._graphs[normalize] = self._encoder.finished(lambda b, x: steps.finish(b, x, normalize=normalize))
-        graph = self._graphs[normalize]
-        ids = self._ids(texts, before)
-        skipped = 0
-        if not steps.include_prompt and before:
-            skipped = len(tokenizer.encode(before)) - 1  # without the token that ends a text
-        out = np.empty((len(texts), steps.width(self._encoder.config.hidden)), np.float32)
+        ids, graph, skipped = self._ids(texts, before), self._graph(normalize), self._skipped(before)
+        out = np.empty((len(texts), self._steps.width(self._encoder.config.hidden)), np.float32)
         with progress_bar("texts", len(texts), wanted=progress, keep=bool(progress)) as advance:
             for batch in batches([len(i) for i in ids]):
                 for start in range(0, len(batch), batch_size):
                     part = batch[start : start + batch_size]
-                    block, mask = padded([ids[i] for i in part])
-                    feeds = {"input_ids": block, "attention_mask": mask}
-                    if not steps.include_prompt:
-                        feeds["pooling_mask"] = mask & (np.arange(mask.shape[1]) >= skipped)
-                    out[part] = graph.run(feeds)[0]
+                    out[part] = graph.run(self._feeds([ids[i] for i in part], skipped))[0]
                     advance(len(part))
         return out

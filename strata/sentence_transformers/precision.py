@@ -12,10 +12,14 @@ from strata.places import here
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
 
-def quantize_embeddings(
-    embeddings: Any, precision: str, ranges: Any = None, calibration_embeddings: Any = None
-) -> np.ndarray:
-    """Vectors as int8, uint8, binary or ubinary; ranges [2, features] are the calibration's, or their own."""
+def quantize_embeddings(embeddings: Any, precision: str, ranges: Any = None, calibration_embeddings: Any = None) -> Any:
+    """Vectors as int8, uint8, binary or ubinary; ranges [2, features] are the calibration's, or their own.
+
+    A list of matrices gives a list, with one range for all.
+    """
+    if isinstance(embeddings, list) and embeddings and np.ndim(embeddings[0]) == 2:
+        known = np.concatenate(embeddings) if calibration_embeddings is None else calibration_embeddings
+        return [quantize_embeddings(matrix, precision, ranges, known) for matrix in embeddings]
     x = np.asarray(embeddings)
     if precision not in PRECISIONS:
         raise OptionError(f"precision is one of {', '.join(PRECISIONS)}, got {precision!r}", code="O720", place=here())
@@ -29,6 +33,11 @@ def quantize_embeddings(
     rows = x if x.ndim > 1 else x[None]
     if ranges is None:
         known = rows if calibration_embeddings is None else np.asarray(calibration_embeddings)
+        if calibration_embeddings is None and len(rows) == 1:
+            raise OptionError(
+                f"{precision} takes the range of each feature from several vectors, got one", code="O720",
+                place=here(), fix="ranges=… or calibration_embeddings=… to quantize_embeddings",
+            )  # fmt: skip
         ranges = np.stack([known.min(0), known.max(0)]) if len(known) else np.zeros((2, rows.shape[-1]))
     low, high = np.asarray(ranges, np.float32)
     step = (high - low) / 255

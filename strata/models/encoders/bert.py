@@ -252,26 +252,31 @@ def build_embedder(
     return b
 
 
-def pooled(x: Value, mask: Value, kind: str, normalize: bool) -> Value:
-    """Token vectors [B, S, H] as one vector a row: the mean or maximum of those kept, the first, or the last."""
+def pooled(x: Value, mask: Value, kind: str, normalize: bool, total: Value | None = None) -> Value:
+    """Token vectors [B, S, H] as one vector a row: the mean or maximum of those kept, the first, or the last.
+
+    Where tokens are weighted, `total` [B, 1] is the sum of their weights, which means divide by.
+    """
     batch, length, width = x.shape
     keep = ops.cast(mask, f32)
     match kind:
         case "mean":
-            count = ops.maximum(ops.sum(keep, 1, keepdims=True), 1.0)
-            out = ops.sum(x * ops.insert_axis(keep, -1), 1) / count
+            out = ops.sum(x * ops.insert_axis(keep, -1), 1) / _count(keep, total)
         case "mean_sqrt_len":
-            count = ops.maximum(ops.sum(keep, 1, keepdims=True), 1.0)
-            out = ops.sum(x * ops.insert_axis(keep, -1), 1) / ops.sqrt(count)
+            out = ops.sum(x * ops.insert_axis(keep, -1), 1) / ops.sqrt(_count(keep, total))
         case "weightedmean":  # later tokens count more
             place = ops.reshape(ops.iota((length,), 0, i32), (1, length))
             weight = keep * (ops.cast(place, f32) + 1.0)
-            total = ops.maximum(ops.sum(weight, 1, keepdims=True), 1e-9)
-            out = ops.sum(x * ops.insert_axis(weight, -1), 1) / total
+            total = ops.sum(weight, 1, keepdims=True) if total is None else total
+            out = ops.sum(x * ops.insert_axis(weight, -1), 1) / ops.maximum(total, 1e-9)
         case "max":
             out = ops.max(ops.where(ops.insert_axis(mask, -1), x, ops.full(x.shape, -3.0e38)), 1)
         case "cls":
             out = ops.reshape(ops.narrow(x, 1, 0, 1), (batch, width))
+        case "first":  # of those kept, which the first of all need not be
+            place = ops.broadcast_to(ops.reshape(ops.iota((length,), 0, i32), (1, length)), (batch, length))
+            first = ops.min(ops.where(mask, place, ops.full(place.shape, 1 << 30, i32)), 1, keepdims=True)
+            out = ops.sum(x * ops.insert_axis(ops.cast(ops.equal(place, first), f32), -1), 1)
         case "last":
             place = ops.reshape(ops.iota((length,), 0, i32), (1, length))
             last = ops.max(
@@ -282,6 +287,11 @@ def pooled(x: Value, mask: Value, kind: str, normalize: bool) -> Value:
             known = "mean, mean_sqrt_len, weightedmean, max, cls, last"
             raise FileError(f"pooling {kind!r} is not one of {known}", code="F145")
     return unit(out) if normalize else out
+
+
+def _count(keep: Value, total: Value | None) -> Value:
+    """What a mean divides by: how many tokens are kept, or the sum of their weights."""
+    return ops.maximum(ops.sum(keep, 1, keepdims=True), 1.0) if total is None else ops.maximum(total, 1e-9)
 
 
 def unit(x: Value) -> Value:

@@ -12,7 +12,7 @@ import numpy as np
 
 from strata.models.base import Model, compile_built
 from strata.models.encoders.bert import EncoderSizes, build_embedder, build_encoder, graph_of
-from strata.models.encoders.text_steps import Scores, Steps, read_steps, reads_types, score_activation
+from strata.models.encoders.text_steps import Normalise, Scores, Steps, read_steps, reads_types, score_activation
 from strata.models.tokenizer import TextModel, Tokenizer
 from strata.models.weights import Weights
 from strata.runtime import CompiledGraph
@@ -75,7 +75,7 @@ class Encoder(TextModel, Model):
     @cached_property
     def steps(self) -> Steps:
         """What is done with the vectors of tokens."""
-        after = ("normalize",) if self.normalize else ()
+        after = (Normalise(),) if self.normalize else ()
         own = Steps(self._folder or Path(), (self.pooling,), after=after)
         if self._folder is None or not (self._folder / "modules.json").exists():
             return own
@@ -92,9 +92,10 @@ class Encoder(TextModel, Model):
         return self.config.types > 1 and (self._folder is None or reads_types(self._folder))
 
     def finished(self, finish: Callable[[Any, Any], Any]) -> CompiledGraph:
-        """A graph of token vectors and what `finish(builder, vectors)` makes of them."""
+        """A graph of what `finish(builder, vectors)` makes of the vectors of tokens: one value, or several."""
         b = graph_of(self.config, self.weights, "embed")
-        b.graph.outputs(finish(b, b.encoded()))
+        made = finish(b, b.encoded())
+        b.graph.outputs(*(made if isinstance(made, tuple) else (made,)))
         return compile_built(b, self.device)
 
     def embed(
@@ -112,7 +113,8 @@ class Encoder(TextModel, Model):
 
     def text_ids(self, texts: Sequence[str], limit: int) -> list[list[int]]:
         """The tokens of texts, up to a limit; in lower case where the files say so."""
-        return self.tokenizer.encode_batch([t.lower() for t in texts] if self.steps.lower else texts, limit)
+        given = [t.lower() for t in texts] if self.steps.lower else texts
+        return self.steps.weighted(self.tokenizer.encode_batch(given, limit))
 
     def embed_ids(
         self, ids: Sequence[Sequence[int]], *, pooling: str | None = None, normalize: bool | None = None,

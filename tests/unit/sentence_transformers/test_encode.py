@@ -370,3 +370,150 @@ def test_decoders_give_vectors(dense: bool, tmp_path: Path) -> None:
         held = load_safetensors(tmp_path / "2_Dense/model.safetensors")
         last = np.tanh(held["linear.weight"] @ last + held["linear.bias"])
     np.testing.assert_allclose(model.encode(text), last / np.linalg.norm(last), atol=1e-5)
+
+
+def add_modules(folder: Path, *rows: tuple[str, dict[str, Any], dict[str, np.ndarray]], at: int) -> None:
+    """Put modules into modules.json, before the one at a place."""
+    listed = json.loads((folder / "modules.json").read_text("utf-8"))
+    for offset, (kind, settings, held) in enumerate(rows):
+        place = folder / f"more{at + offset}"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(settings), "utf-8")
+        if held:
+            save_safetensors(place / "model.safetensors", held)
+        listed.insert(at + offset, {"path": place.name, "type": f"sentence_transformers.models.{kind}"})
+    (folder / "modules.json").write_text(json.dumps(listed), "utf-8")
+
+
+@pytest.mark.parametrize("mode", ["mean", "mean_sqrt_len_tokens", "weightedmean", "cls"])
+def test_words_with_weights(mode: str, tmp_path: Path) -> None:
+    """A mean divides by the sum of the weights, whatever else weights the tokens."""
+    folder = write(tmp_path / "m", pooling={"pooling_mode": mode})
+    table = np.abs(weight("w", (len(SPECIAL) + len(WORDS), 1))) + 0.2
+    add_modules(folder, ("WordWeights", {}, {"emb_layer.weight": table}), at=1)
+    x, mask = hidden(folder, texts())
+    ids = [[*e.ids[:19], 3] if len(e.ids) > 20 else e.ids for e in tokenizer().encode_batch(texts())]
+    weights = np.zeros(mask.shape, np.float32)
+    for row, known in zip(weights, ids, strict=True):
+        row[: len(known)] = table[known, 0]
+    weighted, total = x * weights[:, :, None], weights.sum(1, keepdims=True)
+    wanted = {
+        "mean": weighted.sum(1) / total,
+        "mean_sqrt_len_tokens": weighted.sum(1) / np.sqrt(total),
+        "weightedmean": (weighted * np.arange(1, mask.shape[1] + 1)[:, None]).sum(1) / total,
+        "cls": weighted[:, 0],
+    }[mode]
+    model = SentenceTransformer(folder)
+    np.testing.assert_allclose(model.encode(texts()), wanted, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(st.load(folder).embed(texts()), wanted, atol=1e-5, rtol=1e-5)
+    tokens = model.encode(texts(), output_value="token_embeddings")
+    np.testing.assert_allclose(tokens[0], weighted[0, : len(ids[0])], atol=2e-6)
+
+
+def test_layer_normalisation_and_residuals(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "mean"})
+    gamma, beta = weight("g", (32,)), weight("h.bias", (32,))
+    inner, across = weight("i", (12, 32)), weight("j", (12, 32))
+    last = weight("k", (12, 12))
+    name = "torch.nn.modules.activation.LeakyReLU"
+    add_modules(
+        folder,
+        ("LayerNorm", {"dimension": 32}, {"norm.weight": gamma, "norm.bias": beta}),
+        (
+            "Dense",
+            {"activation_function": name, "use_residual": True, "bias": False},
+            {"linear.weight": inner, "residual.weight": across},
+        ),
+        ("Dense", {"activation_function": None, "use_residual": True}, {"linear.weight": last}),
+        at=2,
+    )
+    x = mean(*hidden(folder, texts()))
+    x = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * gamma + beta
+    y = x @ inner.T
+    x = np.where(y > 0, y, 0.01 * y) + x @ across.T
+    np.testing.assert_allclose(SentenceTransformer(folder).encode(texts()), x @ last.T + x, atol=1e-5)
+
+
+def test_a_dense_layer_of_tokens(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "max"})
+    held = {"linear.weight": weight("d", (12, 32)), "linear.bias": weight("e.bias", (12,))}
+    add_modules(folder, ("Dense", {"module_input_name": "token_embeddings"}, held), at=1)
+    x, mask = hidden(folder, texts())
+    x = np.tanh(x @ held["linear.weight"].T + held["linear.bias"])
+    model = SentenceTransformer(folder)
+    np.testing.assert_allclose(model.encode(texts()), POOLINGS["max"](x, mask), atol=2e-6)
+    assert model.get_sentence_embedding_dimension() == 12
+    place = folder / "more1" / "config.json"
+    place.write_text(json.dumps({"module_input_name": "sentence_embedding"}), "utf-8")
+    with pytest.raises(StrataError, match="reads and writes token_embeddings, this one sentence_embedding"):
+        SentenceTransformer(folder)
+
+
+def test_the_first_token_after_a_prompt(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "cls", "include_prompt": False})
+    x, _ = hidden(folder, [f"query : {t}" for t in texts()])
+    found = SentenceTransformer(folder).encode(texts(), prompt="query : ")
+    np.testing.assert_allclose(found, x[:, 3], atol=2e-6)  # after [CLS] and two words
+
+
+def test_all_that_a_text_gives(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "mean"})
+    model, given = SentenceTransformer(folder), texts(5)
+    found = model.encode(given, output_value=None, truncate_dim=8, batch_size=2)
+    np.testing.assert_allclose(
+        [row["sentence_embedding"] for row in found], model.encode(given, truncate_dim=8), atol=2e-6
+    )
+    tokens = model.encode(given, output_value="token_embeddings")
+    for row, wanted in zip(found, tokens, strict=True):
+        np.testing.assert_allclose(row["token_embeddings"], wanted, atol=2e-6)
+        assert row["input_ids"].shape == row["attention_mask"].shape == (len(wanted),)
+    assert model.encode(given[0], output_value=None)["input_ids"].ndim == 1
+    assert model.encode([], output_value=None) == []
+    low, high = np.concatenate(tokens).min(0), np.concatenate(tokens).max(0)
+    for row, wanted in zip(
+        model.encode(given, output_value="token_embeddings", precision="uint8"), tokens, strict=True
+    ):
+        np.testing.assert_array_equal(row, quantize_embeddings(wanted, "uint8", np.stack([low, high])))
+
+
+def test_arguments_at_their_edges(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "mean"})
+    model, given = SentenceTransformer(folder, prompts={"passage": "query : "}), texts(3)
+    wanted = model.encode(given)
+    np.testing.assert_array_equal(model.encode(given, precision=None), wanted)
+    np.testing.assert_array_equal(model.encode(np.array(given)), wanted)
+    np.testing.assert_array_equal(model.encode_document(given), wanted)  # "document" is before "passage"
+    assert model.encode(given, truncate_dim=0).shape == (3, 0)
+    with model.truncate_embeddings(5):
+        assert model.get_embedding_dimension() == 5
+    for wrong in (
+        lambda: model.encode(given, prompt_name=""),
+        lambda: model.encode(given[0], precision="int8"),  # a range of one vector is no range
+        lambda: quantize_embeddings(wanted[:1], "uint8"),
+        lambda: setattr(model, "similarity_fn_name", "zork"),
+    ):
+        with pytest.raises(StrataError):
+            wrong()
+    model.similarity_fn_name = "dot"
+    np.testing.assert_allclose(model.similarity(wanted, wanted), wanted @ wanted.T, rtol=1e-5)
+    reranker = CrossEncoder(write(tmp_path / "c", labels=1))
+    assert reranker.rank("the cat", np.array(given)) == reranker.rank("the cat", given)
+    assert reranker.rank("the cat", np.array([])) == []
+    pairs = [(a, "a dog") for a in given]
+    np.testing.assert_array_equal(reranker.predict(pairs, apply_softmax=None), reranker.predict(pairs))
+
+
+@pytest.mark.parametrize("kind", ["Dense", "LayerNorm", "WordWeights"])
+def test_modules_whose_tensors_do_not_fit(kind: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", pooling={"pooling_mode": "mean"})
+    held = {
+        "Dense": {"linear.weight": weight("d", (12,))},
+        "LayerNorm": {"norm.weight": weight("g", (7,)), "norm.bias": weight("h.bias", (7,))},
+        "WordWeights": {"emb_layer.weight": weight("w", (3, 1))},
+    }[kind]
+    add_modules(folder, (kind, {}, held), at=1 if kind == "WordWeights" else 2)
+    with pytest.raises(StrataError):
+        SentenceTransformer(folder).encode(texts())
+    (folder / "more1" if kind == "WordWeights" else folder / "more2").joinpath("model.safetensors").unlink()
+    with pytest.raises(StrataError, match=r"has no model\.safetensors"):
+        SentenceTransformer(folder)
