@@ -232,6 +232,32 @@ def test_functions_of_the_model(device: str) -> None:
     np.testing.assert_array_equal(load(proto, device=device).run(x=np.array([1, 2], np.float32))[0], [3, 6])
 
 
+@pytest.mark.parametrize("given", [{}, {"slope": 0.5}])
+def test_an_attribute_that_a_call_leaves_out_has_its_default(given: dict[str, float], device: str) -> None:
+    """Also where one function passes it on to another."""
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    inner = helper.make_function("own", "Leak", ["x"], ["y"], [node("LeakyRelu", ["x"], ["y"])], opsets, ["slope"])
+    outer = helper.make_function(
+        "own", "Outer", ["x"], ["y"], [node("Leak", ["x"], ["y"], domain="own")], opsets, ["slope"]
+    )
+    inner.node[0].attribute.add(name="alpha", ref_attr_name="slope", type=1)
+    outer.node[0].attribute.add(name="slope", ref_attr_name="slope", type=1)
+    proto = model(
+        [node("Outer", ["x"], ["y"], domain="own", **given)], [port("x", [2])], [port("y", [2])],
+        functions=[inner, outer], domains=["own"],
+    )  # fmt: skip
+    made = load(proto, device=device).run(x=np.array([-1, 2], np.float32))[0]
+    np.testing.assert_array_equal(made, np.array([-given.get("slope", 0.01), 2], np.float32))
+
+
+@pytest.mark.parametrize("version", [1 << 31, 1 << 62, -1])
+def test_opsets_beyond_all_are_the_newest(version: int, device: str) -> None:
+    proto = model([node("Gelu", ["x"], ["y"], domain="com.microsoft")], [port("x", [2])], [port("y", [2])])
+    proto.opset_import.add(domain="com.microsoft", version=version)
+    made = load(proto, device=device).run(x=np.zeros(2, np.float32))[0]
+    np.testing.assert_array_equal(made, np.zeros(2, np.float32))
+
+
 def test_unknown_ops_are_listed_at_once() -> None:
     proto = model(
         [node(op, [a], [b], domain="own") for op, a, b in (("Foo", "x", "a"), ("Bar", "a", "b"), ("Foo", "b", "y"))],
