@@ -186,11 +186,19 @@ def schema(op: str, opset: int, domain: str) -> Any | None:
         return None
 
 
+def _newest(domain: str) -> int:
+    """The newest opset that `onnx` knows."""
+    if domain == "ai.onnx.ml":
+        return defs.onnx_ml_opset_version()
+    return 1 if domain else defs.onnx_opset_version()
+
+
 @cache
 def form(op: str, opset: int, domain: str) -> Form | None:
-    """What the standard says of an op in an opset; None of one that it does not know."""
+    """What the standard says of an op in an opset; None of one that it does not know, or that is newer than `onnx`:
+    an op may have more there."""
     found = schema(op, opset, domain)
-    if found is None:
+    if found is None or opset > _newest(domain):
         return None
     attributes = found.attributes
     return Form(
