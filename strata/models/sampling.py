@@ -9,7 +9,8 @@ import numpy as np
 
 from strata.arguments import hot
 from strata.core import here
-from strata.errors import DTypeError, OptionError, RunError, ShapeError
+from strata.errors import ArgumentError, DTypeError, OptionError, RunError, ShapeError
+from strata.kinds import shown
 from strata.models.generating.filters import (
     SampleStream,
     dry_penalties,
@@ -239,6 +240,10 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
 
 
 def _check_logits(logits: np.ndarray) -> None:
+    if not isinstance(logits, np.ndarray):
+        raise ArgumentError(
+            f"logits are one row of numbers as an array, got {shown(logits)}", code="O101", place=here()
+        )
     if logits.ndim != 1 or not logits.size:
         raise ShapeError(f"logits are one row of numbers, got {logits.shape}", code="S600", place=here())
     if logits.dtype.kind not in "fiuV":  # V: bf16, say
