@@ -95,7 +95,9 @@ class _Grouper:
         self.cuts: list[Cut] = []
         self.fixed = fixed_values(self.order)  # computed once
         self.matrix_reader: dict[Value, Node] = {}  # of views: the contraction that reads through them
-        self.begins: dict[Value, Value | None] = {}  # and the value that they are views of; None: a leaf, or an op's
+        self.begins: dict[
+            Value, set[Value | None]
+        ] = {}  # and what readers see them as views of; None: a leaf, or an op's
         self.position = {id(node): i for i, node in enumerate(self.order)}
         self.sliding: set[Value] = set()  # values that the epilogue of a convolution may compute
         for node in self.order:
@@ -157,6 +159,7 @@ class _Grouper:
                 reason = self._reason_to_store(node, value, what, roots, contraction_of, depth)
                 if reason is not None:
                     self._store(value, reason)
+                    self.matrix_reader.pop(value, None)  # it is read in place, not through what it is a view of
                 if value in self.stored:
                     roots[value], depth[value] = {value}, 0
                     self.sizes[value] = 1
@@ -254,19 +257,21 @@ class _Grouper:
             return f"{matrix.op.name} reads it as a matrix"
         reading = self._traits(user)
         strict = not reading.lowers or id(user) in self.reads_views
-        if matrix is user:
-            self.begins[value] = None if strict or reading.slides else self._first_spaced(value)
+        if matrix is not user:
+            begins = self.begins[user.outputs[0]]
         else:
-            self.begins[value] = self.begins[user.outputs[0]]
-        spacing = None if self.begins[value] == value else view_strides(value, self.begins[value])
-        if spacing is None:
-            return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
-        if matrix is user and strict and spacing.strides and spacing.strides[-1] != 1:
-            return f"{matrix.op.name} cannot read it in place: its rows are not contiguous"
+            begins = {None if strict or reading.slides else self._first_spaced(value)}
+        for begin in begins:
+            spacing = None if begin == value else view_strides(value, begin)
+            if spacing is None:
+                return f"{matrix.op.name} cannot read it in place: its elements are not evenly spaced"
+            if matrix is user and strict and spacing.strides and spacing.strides[-1] != 1:
+                return f"{matrix.op.name} cannot read it in place: its rows are not contiguous"
         if reading.slides and user.inputs[0] == value and not has_runs(value):
             return f"{matrix.op.name} reads runs along its last axis"
         if reading.slides and len({self._base(x) for x in user.inputs[:2]}) < len(user.inputs[:2]):
             return f"{matrix.op.name} reads images and weights from separate buffers"
+        self.begins.setdefault(value, set()).update(begins)
         return None
 
     def _first_spaced(self, value: Value) -> Value:

@@ -265,7 +265,9 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
 
 def _check_logits(logits: np.ndarray) -> None:
     if not isinstance(logits, np.ndarray):
-        raise ArgumentError(f"logits are an array of NumPy, got {shown(logits)}", code="O102", place=here())
+        raise ArgumentError(
+            f"logits are one row of numbers as an array, got {shown(logits)}", code="O101", place=here()
+        )
     if logits.ndim != 1 or not logits.size:
         raise ShapeError(f"logits are one row of numbers, got {logits.shape}", code="S600", place=here())
     if logits.dtype.kind not in "fiuV":  # V: bf16, say

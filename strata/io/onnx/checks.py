@@ -143,49 +143,70 @@ class Form:
 
     def require(self, node: Any) -> None:
         """Refuse a node with an attribute that the op does not have, and one without what it needs."""
-        label = f"node {node.name or node.op_type!r} ({node.op_type})"
         given = {a.name: a.type for a in node.attribute}
         for name, kind in given.items():
             if not isinstance(name, str) or name.startswith("__"):
                 continue
             wanted = self.attributes.get(name)
             if wanted is None:
-                raise FileError(f"{label}: the op has no attribute {name!r}{near(name, self.attributes)}", code="F506")
+                raise FileError(
+                    f"{_label(node)}: the op has no attribute {name!r}{near(name, self.attributes)}", code="F506"
+                )
             if kind and kind != wanted:
                 raise FileError(
-                    f"{label}: attribute {name!r} is {_KINDS[wanted]}, the node has {_KINDS.get(kind, kind)}",
+                    f"{_label(node)}: attribute {name!r} is {_KINDS[wanted]}, the node has {_KINDS.get(kind, kind)}",
                     code="F506",
                 )
         missing = [name for name in self.required if name not in given]
         if missing:
-            raise FileError(f"{label}: attribute {missing[0]!r} is missing", code="F504")
+            raise FileError(f"{_label(node)}: attribute {missing[0]!r} is missing", code="F504")
         for what, names, (least, most) in (("input", node.input, self.inputs), ("output", node.output, self.outputs)):
             if not least <= len(names) <= most:
                 said = counted(most, what) if least == most else f"{least} to {counted(most, what)}"
                 said = said if most < _MANY else f"at least {counted(least, what)}"
-                raise FileError(f"{label}: the op has {said}, the node {len(names)}", code="F504")
+                raise FileError(f"{_label(node)}: the op has {said}, the node {len(names)}", code="F504")
         for i, (name, is_single) in enumerate(zip(node.input, self.singles, strict=False)):
             if is_single and not name:
-                raise FileError(f"{label}: input {i} is missing", code="F504")
+                raise FileError(f"{_label(node)}: input {i} is missing", code="F504")
+
+
+def _label(node: Any) -> str:
+    return f"node {node.name or node.op_type!r} ({node.op_type})"
 
 
 _MANY = 1 << 30
+_MOST_OPSETS = (1 << 31) - 1  # that `onnx` takes; a file may say more of any domain
+
+
+def schema(op: str, opset: int, domain: str) -> Any | None:
+    """The standard's schema of an op in an opset; None of one that it does not know."""
+    try:
+        return defs.get_schema(op, max(0, min(opset, _MOST_OPSETS)), domain)
+    except defs.SchemaError:
+        return None
+
+
+def _newest(domain: str) -> int:
+    """The newest opset that `onnx` knows."""
+    if domain == "ai.onnx.ml":
+        return defs.onnx_ml_opset_version()
+    return 1 if domain else defs.onnx_opset_version()
 
 
 @cache
 def form(op: str, opset: int, domain: str) -> Form | None:
-    """What the standard says of an op in an opset; None of one that it does not know."""
-    try:
-        schema = defs.get_schema(op, opset, domain)
-    except defs.SchemaError:
+    """What the standard says of an op in an opset; None of one that it does not know, or that is newer than `onnx`:
+    an op may have more there."""
+    found = schema(op, opset, domain)
+    if found is None or opset > _newest(domain):
         return None
-    attributes = schema.attributes
+    attributes = found.attributes
     return Form(
         {name: _number(a.type) for name, a in attributes.items()},
         tuple(name for name, a in attributes.items() if a.required),
-        (schema.min_input, schema.max_input),
-        (schema.min_output, schema.max_output),
-        tuple(x.option == _SINGLE for x in schema.inputs),
+        (found.min_input, found.max_input),
+        (found.min_output, found.max_output),
+        tuple(x.option == _SINGLE for x in found.inputs),
     )
 
 

@@ -29,7 +29,7 @@ class NodeView:
         attributes = getattr(proto, "attribute", None)
         if attributes is None:
             raise ArgumentError(f"NodeView: proto is a node of a model, got {shown(proto)}", code="O101", place=here())
-        self._attributes = {a.name: a for a in attributes}
+        self._attributes = {a.name: a for a in attributes if tracer.has_attribute(a)}
 
     @property
     def op_type(self) -> str:

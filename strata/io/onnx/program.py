@@ -26,6 +26,7 @@ from strata.io.onnx.checks import (
     require_single_names,
     require_single_names_in_function,
     require_unique,
+    schema,
     subgraphs,
     walk,
 )
@@ -147,17 +148,11 @@ class OnnxProgram:
 
     def standard_function(self, node: Any, opsets: Mapping[str, int]) -> Any | None:
         """The body that the standard gives for an op, where it is a function and does not depend on types."""
-        schema = self._schema(node, opsets)
-        if schema is None or not (schema.has_function or schema.has_context_dependent_function):
-            return None
-        return schema
-
-    def _schema(self, node: Any, opsets: Mapping[str, int]) -> Any | None:
         domain = _domain(node.domain)
-        try:
-            return defs.get_schema(node.op_type, opsets.get(domain, self.opsets.get(domain, 1)), domain)
-        except defs.SchemaError:
+        found = schema(node.op_type, opsets.get(domain, self.opsets.get(domain, 1)), domain)
+        if found is None or not (found.has_function or found.has_context_dependent_function):
             return None
+        return found
 
     def _require_text(self, nodes: Any) -> None:
         """Names must be text: protobuf hands over as bytes what is not."""

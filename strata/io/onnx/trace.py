@@ -339,11 +339,14 @@ class OnnxTracer:
 
     # ----------------------------------------------------------------------------------------------------- attributes
 
+    def has_attribute(self, proto: Any) -> bool:
+        """Whether an attribute has a value: one that stands for a function's has none if the call leaves that out."""
+        return not proto.ref_attr_name or proto.ref_attr_name in self._attributes
+
     def attribute(self, proto: Any) -> Any:
         """An attribute as Python's value."""
         if proto.ref_attr_name:
-            found = self._attributes.get(proto.ref_attr_name)
-            return None if found is None else found
+            return self._attributes[proto.ref_attr_name]
         kinds = onnx.AttributeProto
         match proto.type:
             case kinds.FLOAT:
@@ -537,7 +540,7 @@ class OnnxTracer:
             types = [self._type_proto(x) for x in items]
             function = expand_standard(schema, node, types, self._opsets.get("", 1))
         attributes = {a.name: self.attribute(a) for a in function.attribute_proto}
-        attributes |= {a.name: self.attribute(a) for a in node.attribute}
+        attributes |= {a.name: self.attribute(a) for a in node.attribute if self.has_attribute(a)}
         self._enter()
         saved = self.frame, self._opsets, self._attributes
         self._callers.append(self.frame)

@@ -66,3 +66,31 @@ def test_terms_that_a_reshape_puts_together_are_those_of_one_matmul(rng: np.rand
         results.append(compiled.run(x=x.reshape(shape))[0])
     assert results[0].tobytes() == results[1].tobytes()
     np.testing.assert_allclose(results[0], x.reshape(20, 192) @ w.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", ["rows", "reshaped"])
+def test_what_matmuls_read_in_place_does_not_depend_on_their_order(first: str, rng: np.random.Generator) -> None:
+    """One could read the argument itself, the other only what it was turned to: that is stored, for both."""
+    g = Graph("turned")
+    x, a, b = g.input("x", (96, 80)), g.input("a", (96, 32)), g.input("b", (192, 32))
+    turned = x.transpose((1, 0))[0:64]
+    results = [turned @ a, turned.reshape((32, 192)) @ b]
+    g.outputs(*(results if first == "rows" else results[::-1]))
+    compiled = st.Session("cpu").compile(g, st.CompileOptions(threads=1))
+    assert sum(find_matmul(k) is not None for k in compiled.lir.kernels.values()) == 2
+    assert [b.type.shape for b in compiled.lir.buffers if b.role == "scratch"] == [(80, 96)]
+    arrays = {k: rng.normal(size=v.shape).astype(np.float32) for k, v in (("x", x), ("a", a), ("b", b))}
+    for made, wanted in zip(compiled.run(arrays), st.evaluate(g, arrays), strict=True):
+        np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", ["matmul", "sort"])
+def test_what_another_reader_needs_stored_is_no_view_of_anything(first: str) -> None:
+    """Its matmul reads it where it is stored, so what it is made from is not stored, too."""
+    g = Graph("stored")
+    x, a = g.input("x", (64, 128)), g.input("a", (64, 32))
+    turned = ops.relu(x).transpose((1, 0))
+    results = [turned @ a, ops.sort(turned)]
+    g.outputs(*(results if first == "matmul" else results[::-1]))
+    compiled = st.Session("cpu").compile(g, st.CompileOptions(threads=1))
+    assert [b.type.shape for b in compiled.lir.buffers if b.role == "scratch"] == [(128, 64)]

@@ -15,8 +15,8 @@ from onnx import helper
 
 from strata import ops
 from strata.config import using
-from strata.errors import DTypeError, ShapeError, UnknownNameError
-from strata.io.onnx import StrataBackend, load
+from strata.errors import DTypeError, FileError, ShapeError, UnknownNameError
+from strata.io.onnx import StrataBackend, checks, load, program
 from tests.unit.io.onnx.models import BOOL, INT64, model, node, port
 
 
@@ -230,6 +230,43 @@ def test_functions_of_the_model(device: str) -> None:
         functions=[own], domains=["own"],
     )  # fmt: skip
     np.testing.assert_array_equal(load(proto, device=device).run(x=np.array([1, 2], np.float32))[0], [3, 6])
+
+
+@pytest.mark.parametrize("given", [{}, {"slope": 0.5}])
+def test_an_attribute_that_a_call_leaves_out_has_its_default(given: dict[str, float], device: str) -> None:
+    """Also where one function passes it on to another."""
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    inner = helper.make_function("own", "Leak", ["x"], ["y"], [node("LeakyRelu", ["x"], ["y"])], opsets, ["slope"])
+    outer = helper.make_function(
+        "own", "Outer", ["x"], ["y"], [node("Leak", ["x"], ["y"], domain="own")], opsets, ["slope"]
+    )
+    inner.node[0].attribute.add(name="alpha", ref_attr_name="slope", type=1)
+    outer.node[0].attribute.add(name="slope", ref_attr_name="slope", type=1)
+    proto = model(
+        [node("Outer", ["x"], ["y"], domain="own", **given)], [port("x", [2])], [port("y", [2])],
+        functions=[inner, outer], domains=["own"],
+    )  # fmt: skip
+    made = load(proto, device=device).run(x=np.array([-1, 2], np.float32))[0]
+    np.testing.assert_array_equal(made, np.array([-given.get("slope", 0.01), 2], np.float32))
+
+
+@pytest.mark.parametrize("version", [1 << 31, 1 << 62, -1])
+def test_opsets_beyond_all_are_the_newest(version: int, device: str) -> None:
+    proto = model([node("Gelu", ["x"], ["y"], domain="com.microsoft")], [port("x", [2])], [port("y", [2])])
+    proto.opset_import.add(domain="com.microsoft", version=version)
+    made = load(proto, device=device).run(x=np.zeros(2, np.float32))[0]
+    np.testing.assert_array_equal(made, np.zeros(2, np.float32))
+
+
+def test_nodes_of_opsets_that_onnx_does_not_know_may_have_more(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """An op whose newer form is read here loads beside an older release of `onnx`, too."""
+    proto = model([node("Relu", ["x"], ["y"], later=1)], [port("x", [2])], [port("y", [2])])
+    (opset,) = proto.opset_import
+    with pytest.raises(FileError, match="no attribute 'later'"):
+        load(proto, device=device)
+    monkeypatch.setattr(checks.defs, "onnx_opset_version", lambda: opset.version - 1)
+    monkeypatch.setattr(program, "form", checks.form.__wrapped__)  # not what was found for the newer one
+    np.testing.assert_array_equal(load(proto, device=device).run(x=np.array([-1, 2], np.float32))[0], [0, 2])
 
 
 def test_unknown_ops_are_listed_at_once() -> None:
