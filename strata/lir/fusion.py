@@ -200,8 +200,9 @@ class _Grouper:
             reason = self._reason_of_reader(user, node, value, what)
             if reason is not None:
                 return reason
-        joined = (node.op.name == "concat" or what.moves) and len(users) > 1 and self._cost(node) > 0
-        if joined and self._is_put_together(value, summed=any(map(self._is_summed, users))):
+        several = len(set(map(id, users))) > 1
+        joined = node.op.name == "concat" or (what.moves and several and self._is_put_together(value, summed=False))
+        if joined and several and self._cost(node) > 0:
             return "several ops read what is put together from computed parts"
         needed = {r for u in users for v in u.outputs if v in roots for r in roots[v]}
         if len(needed) > 1 and not (what.moves or (self._cost(node) <= self.again and self._loads(node) <= 1)):

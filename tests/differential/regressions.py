@@ -390,12 +390,6 @@ REGRESSIONS: dict[str, Program] = {
     "running sums, whose gradient runs back": program(
         leaf(f32, "n", 3), steps=[Step("cumsum", (V[0],), (("axis", 0),)), Step("tanh", (V[1],))], n=5
     ),
-    "a sum of squares of what is merged where sizes are 1": program(
-        leaf(f32, 16, 1, "n", 5), steps=[
-            Step("sin", (V[0],)), exact("transpose", V[1], (3, 2, 0, 1)), Step("use:merge", (V[2], 1)),
-            Step("multiply", (V[3], V[3])), Step("sum", (V[4],)),
-        ], n=1, low=1,
-    ),
     "a column of a matrix that is read and merged": gradient(program(
         leaf(f32, 4, 1, 2, "n"), leaf(f32, 2, 1), steps=[
             Step("sin", (V[0],)), Step("use:merge", (V[2], 0)), exact("transpose", V[3], (2, 0, 1)),

@@ -10,7 +10,7 @@ import pytest
 from strata.core import DType, f16, f32, f64
 from tests.differential.paths import MAIN, OPEN, Run, check
 from tests.differential.program import Shape, Step
-from tests.differential.regressions import REGRESSIONS, V, leaf, program
+from tests.differential.regressions import REGRESSIONS, V, exact, leaf, program
 from tests.differential.turned import PATHS, turned_program
 from tests.differential.workers import run_all
 
@@ -31,6 +31,15 @@ def test_random_programs_agree_on_every_path() -> None:
 @pytest.mark.parametrize("seed", range(TURNED))
 def test_what_is_turned_and_merged_where_sizes_are_1_has_the_same_bits(seed: int) -> None:
     check(turned_program(FIRST + seed), PATHS)
+
+
+def test_one_op_that_reads_twice_is_one_reader() -> None:
+    """A square of what is merged: stored for several readers only, as a reshape is a view where n is 1."""
+    steps = [
+        Step("sin", (V[0],)), exact("transpose", V[1], (3, 2, 0, 1)), Step("use:merge", (V[2], 1)),
+        Step("multiply", (V[3], V[3])), Step("sum", (V[4],)),
+    ]  # fmt: skip
+    check(program(leaf(f32, 16, 1, "n", 5), steps=steps, n=1, low=1), VALUES)
 
 
 @pytest.mark.parametrize("shape", [("n",), ("n", 3), (3, "n")])
