@@ -48,7 +48,6 @@ from strata.kernel import (
     linear,
     normalize,
     postorder,
-    rewritten,
     substitute_axes,
     sum_of_products,
     with_nodes,
@@ -103,10 +102,10 @@ class MatrixKernel:
 @lru_cache(maxsize=64)
 def find_matmul(kernel: Kernel) -> MatrixKernel | None:
     """The kernel as a matmul, or None."""
-    normal = _with_own_terms(normalize(kernel))
-    form = find_contraction(normal)
-    if form is None or len(normal.stores) != 1 or len(form.sums) > 2:
+    form = find_contraction(normalize(kernel))
+    if form is None or len(form.kernel.stores) != 1 or len(form.sums) > 2:
         return None
+    normal = form.kernel
     (store,) = normal.stores
     out = _affine(store.buffer.name, store.buffer.dtype, store.index[0])
     first, *others = map(_factors, form.sums)
@@ -123,21 +122,6 @@ def find_matmul(kernel: Kernel) -> MatrixKernel | None:
     column = Axis("single", 1) if column is None and roles.is_matrix else column
     found = MatrixKernel(normal, sums.node, a, b, out, row, column, inner, batch, roles.along)
     return _paired(found, form.sums[1], *others) if others else found
-
-
-def _with_own_terms(kernel: Kernel) -> Kernel:
-    """The kernel with sums over axes that are not the store's: columns that no factor has can have as many elements
-    as there are terms, and the normal form takes one axis for both."""
-    taken = {a for s in kernel.stores for a in s.axes}
-
-    def change(node: Expr) -> Expr:
-        if not isinstance(node, Reduce) or taken.isdisjoint(node.axes):
-            return node
-        own: dict[Axis, Expr] = {a: Axis(f"{a.name}_terms", a.extent) if a in taken else a for a in node.axes}
-        axes = tuple(a for a in own.values() if isinstance(a, Axis))
-        return node.over(axes, substitute_axes((node.body,), own)[node.body])
-
-    return rewritten(kernel, change)
 
 
 @dataclass(frozen=True, slots=True)
