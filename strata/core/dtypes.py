@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +25,8 @@ class DType:
 
     The compiler asks for what follows from the kind at every element of every expression, so these are fields, too.
     """
+
+    __tree_leaf__: ClassVar[bool] = True  # one object for each type
 
     name: str  # short, used in IR text: f32
     long_name: str  # NumPy's and torch's: float32
