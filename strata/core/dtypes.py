@@ -26,6 +26,8 @@ class DType:
     The compiler asks for what follows from the kind at every element of every expression, so these are fields, too.
     """
 
+    __tree_leaf__: ClassVar[bool] = True  # one object for each type
+
     name: str  # short, used in IR text: f32
     long_name: str  # NumPy's and torch's: float32
     kind: str  # bool, int, uint, float, complex

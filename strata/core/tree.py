@@ -123,8 +123,9 @@ def _walker(node: Callable[..., Any], leaf: Any, none: Any) -> Callable[[Any, li
 
 def _fields_of(tree: Any) -> tuple[tuple[str, ...], list[Any], tuple[tuple[str, Any], ...]]:
     """Of a dataclass, as `__tree_flatten__` gives them."""
-    keys = tuple(f.name for f in fields(tree) if not f.metadata.get("static"))
-    static = tuple((f.name, getattr(tree, f.name)) for f in fields(tree) if f.metadata.get("static"))
+    given = [f for f in fields(tree) if f.init]  # the others follow from these
+    keys = tuple(f.name for f in given if not f.metadata.get("static"))
+    static = tuple((f.name, getattr(tree, f.name)) for f in given if f.metadata.get("static"))
     return keys, [getattr(tree, name) for name in keys], static
 
 

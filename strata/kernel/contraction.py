@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from strata.core import Dim, DType, dim_prod, i64
 from strata.kernel.algebra import linear
 from strata.kernel.ir import Axis, Const, Expr, Kernel, Load, Reduce, Scalar, Scan, apply, postorder, size
-from strata.kernel.rewrite import substitute_axes
+from strata.kernel.rewrite import rewritten, substitute_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ def find_contraction(kernel: Kernel) -> ContractionForm | None:
     """A normalized kernel as a contraction, None where it is none: every reduction of it is part of the form."""
     if not kernel.stores or any(isinstance(n, Scan) for n in postorder(kernel.roots)):
         return None
+    kernel = _with_own_terms(kernel)
     axes = kernel.stores[0].axes
     if any(set(s.axes) != set(axes) for s in kernel.stores):
         return None
@@ -90,6 +91,21 @@ def find_contraction(kernel: Kernel) -> ContractionForm | None:
             return None
         turned.append(fitting)
     return ContractionForm(kernel, *roles, tuple(turned))
+
+
+def _with_own_terms(kernel: Kernel) -> Kernel:
+    """The kernel with sums over axes that are not the store's: columns that no factor has can have as many elements
+    as there are terms, and the normal form takes one axis for both."""
+    taken = {a for s in kernel.stores for a in s.axes}
+
+    def change(node: Expr) -> Expr:
+        if not isinstance(node, Reduce) or taken.isdisjoint(node.axes):
+            return node
+        own: dict[Axis, Expr] = {a: Axis(f"{a.name}_terms", a.extent) if a in taken else a for a in node.axes}
+        axes = tuple(a for a in own.values() if isinstance(a, Axis))
+        return node.over(axes, substitute_axes((node.body,), own)[node.body])
+
+    return rewritten(kernel, change)
 
 
 def axis_roles(

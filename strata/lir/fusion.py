@@ -203,8 +203,9 @@ class _Grouper:
             reason = self._reason_of_reader(user, node, value, what)
             if reason is not None:
                 return reason
-        joined = node.op.name == "concat" or (what.moves and len(users) > 1 and self._is_put_together(value))
-        if joined and len(users) > 1 and self._cost(node) > 0:
+        several = len(set(map(id, users))) > 1
+        joined = node.op.name == "concat" or (what.moves and several and self._is_put_together(value, summed=False))
+        if joined and several and self._cost(node) > 0:
             return "several ops read what is put together from computed parts"
         needed = {r for u in users for v in u.outputs if v in roots for r in roots[v]}
         if len(needed) > 1 and not (what.moves or (self._cost(node) <= self.again and self._loads(node) <= 1)):
@@ -242,8 +243,9 @@ class _Grouper:
         if is_sum and matrix is None and not self._is_epilogue(user, value):
             return f"{user.op.name} cannot be an epilogue of {self.products.get(value, node).op.name}"
         across = matrix is None and turns(user)
-        across = across and ((what.reduces and not what.contracts) or self._is_put_together(value))
-        if across and (typical(value.type.size) >= MANY or self._is_summed(user)):
+        summed = across and self._is_summed(user)
+        across = across and ((what.reduces and not what.contracts) or self._is_put_together(value, summed=summed))
+        if across and (summed or typical(value.type.size) >= MANY):
             return f"{user.op.name} reads it across its rows"
         again = not reading.reduces and not reading.updates and self._repeats(value, user)
         again = again and not (user.op.name == "concat" and len(self.users[value]) == 1 and self._is_only_moved(user))
@@ -303,14 +305,16 @@ class _Grouper:
             value = value.node.inputs[0]
         return True
 
-    def _is_put_together(self, value: Value) -> bool:
-        """Whether the rows of a value come from several places, or are spaced unevenly: they cannot be turned there."""
+    def _is_put_together(self, value: Value, *, summed: bool) -> bool:
+        """Whether the rows of a value come from several places, or are spaced unevenly: they cannot be turned there.
+        Sums follow what they read, and where a size is 1, rows that are merged with it are spaced evenly: what is
+        summed is put together by concat alone, which no size decides."""
         stack, seen = [value], 0
         while stack and seen < 32:
             x = stack.pop()
             seen += 1
             moves = not is_leaf(x.node) and self._traits(x.node).moves
-            if x.node.op.name == "concat" or (moves and view_strides(x) is None):
+            if x.node.op.name == "concat" or (moves and not summed and view_strides(x) is None):
                 return True
             if moves or x.node.op.elementwise:
                 stack += [y for y in x.node.inputs if y.type.size == x.type.size or moves]

@@ -14,8 +14,10 @@ import numpy as np
 import strata.tensor as tensors
 from strata.backends import register_backend
 from strata.config import using
+from strata.core import substitute
 from strata.errors import MissingRuleError, ShapeError, StrataError, SymbolError
 from strata.mir import Graph, parse
+from strata.ops.reduce.reduce import ReduceSum
 from strata.runtime import CompiledGraph, CompileOptions, Session
 from strata.tensor import data, lazy_cache
 from tests.backends.guard_pages import run_guarded
@@ -269,8 +271,22 @@ def _check_sizes(program: Program, ways: Run, *, in_bits: bool) -> None:
 
 
 def _sums_otherwise(program: Program) -> bool:
-    """Whether gradients sum other axes where sizes are symbols: a symbol that is 1 is broadcast to, and summed over."""
-    return base_of(program) is not None and 1 in program.values.values()
+    """Whether its gradient sums over a symbol that is 1, and with a number does not: it undoes a broadcast there."""
+    if base_of(program) is None or 1 not in program.values.values():
+        return False
+    numbers, symbols = (program.graph(symbolic=opened) for opened in (False, True))
+    if any(node.op.nested() for node in symbols.nodes()):
+        return True
+    return _sums_of_one(numbers, {}) != _sums_of_one(symbols, program.values)
+
+
+def _sums_of_one(graph: Graph, values: dict[str, int]) -> int:
+    """How many axes of one element sums go over, for some values of symbols."""
+    found = 0
+    for node in graph.nodes():
+        if isinstance(node.op, ReduceSum):
+            found += sum(substitute(node.inputs[0].shape[axis], values) == 1 for axis in node.op.axes)
+    return found
 
 
 def _any_numbers(program: Program) -> bool:

@@ -390,4 +390,16 @@ REGRESSIONS: dict[str, Program] = {
     "running sums, whose gradient runs back": program(
         leaf(f32, "n", 3), steps=[Step("cumsum", (V[0],), (("axis", 0),)), Step("tanh", (V[1],))], n=5
     ),
+    "a column of a matrix that is read and merged": gradient(program(
+        leaf(f32, 4, 1, 2, "n"), leaf(f32, 2, 1), steps=[
+            Step("sin", (V[0],)), Step("use:merge", (V[2], 0)), exact("transpose", V[3], (2, 0, 1)),
+            Step("matmul", (V[4], V[1])), Step("sum", (V[5],), (("axis", -1),)),
+        ], n=1, low=1,
+    )),
+    "a sum of products of what is merged around a size of 1": program(
+        leaf(f64, 17, 8, "n", 3), leaf(f64, 17, 8, "n", 3, style="positive"), steps=[
+            Step("multiply", (V[0], V[1])), exact("transpose", V[2], (1, 3, 2, 0)), Step("use:merge", (V[3], 0)),
+            Step("sum", (V[4],), (("axis", (0, 1)),)),
+        ], n=1, low=1,
+    ),
 }  # fmt: skip

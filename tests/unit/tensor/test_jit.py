@@ -1,5 +1,8 @@
 """The compile contract of jit: variants, buckets, donation, what it says of itself."""
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -172,3 +175,24 @@ def test_cold_warm_serial_and_parallel_runs_give_the_same_bits(rng, threads):
     np.testing.assert_array_equal(first, out)
     assert [k.source for k in uncached.kernels] == [k.source for k in plan.kernels]
     assert "sum" in plan.kernels[0].source
+
+
+def test_an_element_type_is_an_argument_like_another() -> None:
+    cast = st.jit(lambda x, kinds: [x.astype(k) for k in kinds])
+    x = st.tensor(np.ones(2, np.float32))
+    for kinds in ([st.f64, st.i32], [st.i32]):
+        assert [y.dtype for y in cast(x, kinds)] == kinds
+
+
+@dataclass
+class _Doubled:
+    x: Any
+    twice: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.twice = self.x * 2
+
+
+def test_fields_that_follow_from_others_are_made_again() -> None:
+    made = st.jit(lambda d: _Doubled(d.x + 1))(_Doubled(st.tensor(np.ones(2, np.float32))))
+    np.testing.assert_array_equal(made.twice.numpy(), [4.0, 4.0])

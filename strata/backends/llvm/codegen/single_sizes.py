@@ -1,4 +1,5 @@
 """Sums whose order changes when a symbolic size turns out to be 1, or small: broadcasts and slices then do nothing.
+Axes that are merged with others between them lie side by side then, too.
 
     x[n, 5] * y[1, 5], summed over both     rows of the second axis, for each of the first, which y does not have
     the same where n is 1                   one row: what is multiplied has one shape
@@ -80,7 +81,7 @@ def _slices(kernel: Kernel, symbol: Symbol) -> set[int]:
 
 
 def _may_differ(kernel: Kernel) -> bool:
-    """Whether what is summed is broadcast or sliced, which is cheaper to see than what becomes of it."""
+    """Whether what is summed is broadcast, sliced or reshaped, which is cheaper to see than what becomes of it."""
     for node in postorder(kernel.roots):
         if not isinstance(node, Reduce) or not node.is_rounded:
             continue
@@ -90,6 +91,8 @@ def _may_differ(kernel: Kernel) -> bool:
             if isinstance(load, Load) and load.free & frozenset(node.axes):
                 places = zip(load.index, load.buffer.shape, strict=True)
                 if not load.free.issuperset(node.axes) or any(isinstance(i, Const) and d == 1 for i, d in places):
+                    return True
+                if any(i.free & frozenset(node.axes) and not isinstance(i, Axis) for i in load.index):
                     return True
     return False
 

@@ -102,10 +102,10 @@ class MatrixKernel:
 @lru_cache(maxsize=64)
 def find_matmul(kernel: Kernel) -> MatrixKernel | None:
     """The kernel as a matmul, or None."""
-    normal = normalize(kernel)
-    form = find_contraction(normal)
-    if form is None or len(normal.stores) != 1 or len(form.sums) > 2:
+    form = find_contraction(normalize(kernel))
+    if form is None or len(form.kernel.stores) != 1 or len(form.sums) > 2:
         return None
+    normal = form.kernel
     (store,) = normal.stores
     out = _affine(store.buffer.name, store.buffer.dtype, store.index[0])
     first, *others = map(_factors, form.sums)
@@ -152,10 +152,12 @@ def _roles(kernel: Kernel, normal: Kernel) -> _Roles:
     rows, columns = (dim_prod([a.extent for a in axes]) for axes in own)
     alone, single = _is_at_most(rows * columns, 1), _is_at_most(columns, 1)
     found: list[tuple[Dim, str]] = [(alone, "")]
-    if _lies_along(right, product.terms):
-        found.append((_is_at_most(rows, ROWS_ALONG) * (1 - single), right.buffer.name))
-    if _lies_along(left, product.terms):
-        found.append((single - alone, left.buffer.name))
+    lies, behind = _lies_along(right, product.terms)
+    if behind.isdisjoint(own[1]):  # else there is one column
+        found.append((_is_at_most(rows, ROWS_ALONG) * (1 - single) * lies, right.buffer.name))
+    lies, behind = _lies_along(left, product.terms)
+    if not behind or dim_prod([a.extent for a in own[0] if a not in behind]) != 1:  # else there is one row
+        found.append(((single - alone) * lies, left.buffer.name))
     return _Roles(is_matrix=True, along=tuple((where, name) for where, name in found if where != 0))
 
 
@@ -171,11 +173,18 @@ def _is_at_most(size: Dim, most: int) -> Dim:
     return dim_max(0, dim_min(1, most + 1 - size))
 
 
-def _lies_along(side: Load, axes: Sequence[Axis]) -> bool:
-    """Whether neighbours in memory are terms of one sum."""
-    terms = linear(side.index[-1]).terms if side.index else {}
-    near = [atom for atom, step in terms.items() if step == 1 and atom.free]
-    return bool(near) and all(atom.free & set(axes) for atom in near)
+def _lies_along(side: Load, axes: Sequence[Axis]) -> tuple[Dim, frozenset[Axis]]:
+    """1 where neighbours in memory are terms of one sum, else 0; and the axes of which there is one element then."""
+    where: Dim = 1
+    behind: frozenset[Axis] = frozenset()
+    for index, extent in zip(reversed(side.index), reversed(side.buffer.shape), strict=True):
+        near = [atom for atom, step in linear(index).terms.items() if step == 1 and atom.free]
+        if near and all(atom.free & set(axes) for atom in near):
+            return where, behind
+        where, behind = where * _is_at_most(extent, 1), behind | index.free
+        if where == 0:
+            break
+    return 0, behind
 
 
 def _factors(sums: SumOfProducts) -> tuple[Operand, Operand] | None:

@@ -328,6 +328,20 @@ def test_batches_and_broadcasting(a_shape: tuple[int, ...], b_shape: tuple[int, 
     check(run(spec, a, b), a, b, f32, f32)
 
 
+@pytest.mark.parametrize("terms", [2, 3, 17])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_as_many_equal_columns_as_terms(terms: int, is_open: bool) -> None:
+    """The gradient of a sum over rows of a product: no factor has the axis of the columns."""
+    a, b = draw((terms, 5, 3), f32), draw((3, terms), f32, 1)
+    k = sym("k", 1) if is_open else terms
+    g = Graph("equal_columns")
+    x, y = g.input("a", (k, 5, 3)), g.input("b", (3, k))
+    columns = ops.broadcast_to(ops.reshape(y, (3, k, 1)), (3, k, k))
+    made = Session("cpu").compile(g.outputs(ops.matmul(ops.transpose(x, (2, 1, 0)), columns)))
+    wanted = a.transpose(2, 1, 0) @ np.repeat(b[:, :, None], terms, 2)
+    np.testing.assert_allclose(made.run({"a": a, "b": b})[0], wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_batch_of_interleaved_heads() -> None:
     a = draw((2, 10, 4, 16), f32).transpose(0, 2, 1, 3)
     b = draw((2, 4, 16, 24), f32, 1)
