@@ -41,7 +41,6 @@ class DType:
     is_signed: bool = field(init=False)
     is_complex: bool = field(init=False)
     is_inexact: bool = field(init=False)  # float or complex: the types that derivatives exist for
-    __tree_leaf__: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         facts = {

@@ -123,9 +123,8 @@ def _walker(node: Callable[..., Any], leaf: Any, none: Any) -> Callable[[Any, li
 
 def _fields_of(tree: Any) -> tuple[tuple[str, ...], list[Any], tuple[tuple[str, Any], ...]]:
     """Of a dataclass, as `__tree_flatten__` gives them."""
-    given = [f for f in fields(tree) if f.init]  # the others follow from these
-    keys = tuple(f.name for f in given if not f.metadata.get("static"))
-    static = tuple((f.name, getattr(tree, f.name)) for f in given if f.metadata.get("static"))
+    keys = tuple(f.name for f in fields(tree) if not f.metadata.get("static"))
+    static = tuple((f.name, getattr(tree, f.name)) for f in fields(tree) if f.metadata.get("static"))
     return keys, [getattr(tree, name) for name in keys], static
 
 
@@ -181,7 +180,18 @@ def builder(treedef: TreeDef) -> Callable[[Iterator[Any]], Any]:
     if treedef.kind == "object":
         make: Any = cls.__tree_unflatten__  # type: ignore[attr-defined]
         return lambda leaves: make(keys, children(leaves), static)
-    return lambda leaves: cls(**dict(zip(keys, children(leaves), strict=True)), **dict(static))
+    late = {f.name for f in fields(cls) if not f.init}  # set by the class, or by whoever has it
+    if not late:
+        return lambda leaves: cls(**dict(zip(keys, children(leaves), strict=True)), **dict(static))
+
+    def rebuilt(leaves: Iterator[Any]) -> Any:
+        given = {**dict(zip(keys, children(leaves), strict=True)), **dict(static)}
+        made = cls(**{name: x for name, x in given.items() if name not in late})
+        for name in late:
+            object.__setattr__(made, name, given[name])
+        return made
+
+    return rebuilt
 
 
 def _children(treedefs: Sequence[TreeDef]) -> Callable[[Iterator[Any]], list[Any]]:
