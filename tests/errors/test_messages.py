@@ -32,17 +32,28 @@ def run(case: GoldenCase) -> str:
     try:
         exec(compile(case.program, "case.py", "exec"), scope)  # noqa: S102
     except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
-        raised = error
         text = f"{type(error).__name__}: {error}"  # while the lines are known
+        raised = _forgetful(error)
     else:
         raise AssertionError(f"{case.path.name} raised nothing")
     finally:
+        scope.clear()
         del linecache.cache["case.py"]
         registry._made = registered
     assert not isinstance(raised, StrataError) or "case.py:" in text, f"{case.path.name} does not name the line: {text}"
     code = raised.code if isinstance(raised, StrataError) else type(raised).__name__
     assert code == case.header["error"], f"{case.path.name} raised {code}: {raised}"
     return text
+
+
+def _forgetful(error: Exception) -> Exception:
+    """Without the frames that it came through: they keep values, and an equal one of the next case would be the same
+    one, made at the line of this case."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
