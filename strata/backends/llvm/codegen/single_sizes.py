@@ -1,4 +1,5 @@
 """Sums whose order changes when a symbolic size turns out to be 1, or small: broadcasts and slices then do nothing.
+
 Axes that are merged with others between them lie side by side then, too.
 
     x[n, 5] * y[1, 5], summed over both     rows of the second axis, for each of the first, which y does not have
