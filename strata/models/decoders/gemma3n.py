@@ -12,8 +12,8 @@ from strata.mir import Value
 from strata.models.cached import DECODERS, DecoderFamily
 from strata.models.config_values import layer_count, mapping, of_layers, real, whole
 from strata.models.decoder_config import from_json, with_defaults
-from strata.models.decoders.shared_caches import SharedConfig, SharedGraph
 from strata.models.llama import plain_names
+from strata.models.shared_caches import SharedConfig, SharedGraph
 from strata.models.weights import Weights, check_shapes, ops
 
 SPARSITY = "activation_sparsity_pattern"

@@ -12,7 +12,7 @@ from strata.models.cached import DECODERS, DecoderFamily
 from strata.models.config_values import layer_count, mapping, of_layers, optional_real, real, whole
 from strata.models.decoder_config import RopeConfig, from_json, with_defaults
 from strata.models.decoders.moe import MoeConfig, MoeGraph, stacked
-from strata.models.decoders.shared_caches import SharedConfig, SharedGraph
+from strata.models.shared_caches import SharedConfig, SharedGraph
 from strata.models.weights import Weights, check_layers, check_shapes, ops
 
 NAMES = {
