@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakSet
 
-from strata.core import new_lock
+from strata.core import call_in_children, new_lock
 
 if sys.platform != "win32":
     import fcntl
@@ -41,7 +41,7 @@ _lock = new_lock()
 _Spans = list[tuple[int, int]]  # of memory: in order and apart
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _System:
     """Two files: what protects pages of this process, and what tells of them."""
 
@@ -65,6 +65,7 @@ class _System:
             pages = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
             made = cls(os.getpid(), protector, pages, ctypes.create_string_buffer(24))
             if made._works():
+                call_in_children(made._close)
                 return made
         except OSError:
             pass
@@ -84,6 +85,13 @@ class _System:
             before = self.is_written(at, end)
             own[_PAGE] = 1
             return not before and self.is_written(middle, end) and not self.is_written(at, middle)
+
+    def _close(self) -> None:
+        """In a forked child, which opens its own: once, since its numbers may belong to other files later."""
+        for file in (self.protector, self.pages):
+            with contextlib.suppress(OSError):  # the program closed all that it had, or it was closed here
+                os.close(file)
+        self.protector = self.pages = -1
 
     def register(self, start: int, end: int) -> None:
         """Have the system watch some pages; OSError where their memory is of another kind."""
@@ -130,20 +138,6 @@ def _opened() -> _System | None:
             if not _is_open or (_system is not None and _system.process != os.getpid()):
                 _system, _is_open = _System.opened(), True
     return _system
-
-
-def _forget() -> None:
-    """In a forked child: let go of the parent's files."""
-    global _system, _is_open
-    if _system is not None:
-        for file in (_system.protector, _system.pages):
-            with contextlib.suppress(OSError):  # the program closed all that it had
-                os.close(file)
-    _system, _is_open = None, False
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
 
 
 def available() -> bool:

@@ -299,3 +299,14 @@ def test_a_process_whose_calls_are_filtered() -> None:
     """The filter ends a process that makes the call, as that of a service may."""
     script = FILTERED.format(machine=platform.machine())
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@watched
+def test_files_of_a_forked_process_are_not_closed_in_its_own_children() -> None:
+    """They may have the numbers of those that were let go of."""
+    if (child := os.fork()) == 0:
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+        if (grandchild := os.fork()) == 0:
+            os._exit(sum(len(os.read(file, 1)) for file in files))  # an error where one is closed
+        os._exit(os.waitpid(grandchild, 0)[1] != 0)
+    assert os.waitpid(child, 0)[1] == 0

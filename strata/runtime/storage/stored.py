@@ -142,7 +142,7 @@ def write_plan(lir: Lir, source: Graph | None = None) -> bytes | None:
 
 
 class _Blobs:
-    """Constants after a plan: those that the program does not have itself."""
+    """Constants that are stored with a plan: those that the program does not have itself."""
 
     def __init__(self, known: Mapping[Literal, int]) -> None:
         self.known, self.parts, self.size = known, list[bytes](), 0
